@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A model: hyper-parameters and weights of a GGUF file, cut into shards, and the operators of each
+ * shard. Architectures are data (model/arch.h, one row each); nothing here knows devices or plans.
+ *
+ *   layer i:  shard ATTENTION (norm, q/k/v/o, q/k norms, KV) -> shard FFN (norm, gate/up/down)
+ *   last:     shard HEAD (output norm, output matrix)
+ *
+ * The token embedding is no shard: it stays in system memory and is read row by row.
+ */
+#ifndef SL_MODEL_MODEL_H
+#define SL_MODEL_MODEL_H
+
+#include "base/pool.h"
+#include "gguf/gguf.h"
+#include "op/op.h"
+
+enum sl_shard_kind { SL_SHARD_ATTENTION, SL_SHARD_FFN, SL_SHARD_HEAD };
+
+/* Roles of a shard's matrices: index into sl_shard.weights and sl_shard_bind.weights. */
+enum { SL_W_Q, SL_W_K, SL_W_V, SL_W_O, SL_N_ATTENTION_WEIGHTS };
+enum { SL_W_GATE, SL_W_UP, SL_W_DOWN, SL_N_FFN_WEIGHTS };
+enum { SL_W_OUTPUT, SL_N_HEAD_WEIGHTS };
+#define SL_SHARD_MAX_WEIGHTS 8
+
+struct sl_hparams {
+    uint32_t n_layers;
+    uint32_t n_embd;
+    uint32_t n_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    uint32_t n_ff;
+    uint32_t n_vocab;
+    uint32_t n_ctx_train;
+    uint32_t n_rot;
+    float norm_eps;
+    uint32_t window; /* sliding window of the layers that have one; 0: none */
+    /* Every window_period-th layer attends to everything (gemma3: 6); 0: all do. */
+    uint32_t window_period;
+    float embedding_scale; /* applied to embedding rows (gemma: sqrt(n_embd)); else 1 */
+    float attention_scale;
+    float attention_softcap; /* 0: none */
+    float logit_softcap;     /* 0: none */
+};
+
+struct sl_weight {
+    const char *name;   /* as in the file; NULL: this shard has no such matrix */
+    struct sl_matrix m; /* data points into the file mapping */
+    size_t bytes;
+    size_t offset; /* of this matrix inside the shard's packed image (256-byte aligned) */
+};
+
+struct sl_shard {
+    enum sl_shard_kind kind;
+    uint32_t layer; /* n_layers for the head */
+    uint32_t n_weights;
+    struct sl_weight weights[SL_SHARD_MAX_WEIGHTS];
+    size_t bytes;          /* of the packed image: what residency or a stream slot costs */
+    size_t kv_block_bytes; /* of F16 cache for SL_KV_BLOCK tokens; 0 unless attention */
+    uint32_t window;       /* attention: 0 or the sliding window */
+    uint32_t class_id;     /* shards of one kind, shape and type set share it (planner) */
+};
+
+struct sl_arch;
+
+struct sl_model {
+    struct sl_gguf *file;
+    const struct sl_arch *arch;
+    struct sl_hparams hp;
+    struct sl_matrix embedding;
+    struct sl_shard *shards; /* in execution order: 2 * n_layers + 1 */
+    uint32_t n_shards;
+    uint32_t n_classes;
+    size_t weight_bytes; /* of all shards and the embedding */
+    uint64_t n_params;
+    /* All float vectors (norms, biases, rope tables, sinks) in one block, so that a device copy of
+     * them is one copy; they are always resident. */
+    float *consts;
+    size_t consts_bytes;
+    struct sl_model_layout *layout; /* offsets into consts, per layer (model_internal.h) */
+};
+
+/* Load a model from a file. `n_ctx` (0: as trained) chooses rope tables that depend on the context
+ * length. FORMAT names a missing or misshapen tensor or key; UNSUPPORTED names an unknown
+ * architecture or type, listing what is known. */
+enum sluice_status sl_model_open(struct sl_model **out, const char *path, uint32_t n_ctx,
+                                 struct sluice_error *err);
+void sl_model_close(struct sl_model **model);
+
+/* Float rows of the embedding, scaled, for tokens (each < n_vocab): out [n, n_embd]. */
+void sl_model_embed(const struct sl_model *model, const int32_t *tokens, int32_t n, float *out);
+
+/* Where the operands of a shard live in the memory of the backend that will run it. */
+struct sl_shard_bind {
+    const void *weights[SL_SHARD_MAX_WEIGHTS]; /* by role */
+    const float *consts;                       /* this memory's copy of model->consts */
+    float *hidden;                             /* [n_tokens, n_embd]: read and updated in place */
+    void *workspace;                           /* sl_shard_workspace_bytes, 256-byte aligned */
+    const int32_t *pos;                        /* [n_tokens] */
+    const int32_t *seq;                        /* [n_tokens] or NULL */
+    struct sl_kv_view kv;                      /* attention only */
+    int32_t n_tokens;
+    int32_t n_kv_max; /* see sl_op_attention */
+    float *logits;    /* head only: [n_outputs, n_vocab] of the last n_outputs tokens */
+    int32_t n_outputs;
+};
+
+#define SL_SHARD_MAX_OPS 24
+
+/* The ops of one shard. Returns how many were written to `ops` (SL_SHARD_MAX_OPS). Weights left
+ * NULL in `bind` give ops fit for sl_op_scratch_bytes and cost models only. */
+int sl_shard_build(const struct sl_model *model, const struct sl_shard *shard,
+                   const struct sl_shard_bind *bind, struct sl_op *ops);
+
+/* Bytes of activations that a shard needs for a pass of n_tokens (n_outputs: head), beside
+ * hidden and logits; and the largest op scratch. */
+size_t sl_shard_workspace_bytes(const struct sl_model *model, const struct sl_shard *shard,
+                                int32_t n_tokens, int32_t n_outputs);
+size_t sl_shard_scratch_bytes(const struct sl_model *model, const struct sl_shard *shard,
+                              int32_t n_tokens, int32_t n_outputs);
+
+/* Names of all known architectures, comma-separated, for messages. */
+const char *sl_model_known_archs(void);
+
+#endif
