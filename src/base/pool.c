@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The thread pool. One word, `ticket`, starts a run: its upper bits count runs, its lower bits say
+ * how many threads take part. A worker that is not among them looks at nothing else and goes to
+ * sleep. Each worker sleeps on a condition of its own, so a limited team wakes only its members.
+ *
+ * The barrier is a two-level tree: threads arrive at the counter of their group of four, the last
+ * of each group at the root, the last of all opens the next phase. No line is then written by more
+ * than four threads, which keeps the cost near that of two cache-line hand-overs a level.
+ *
+ * Waiting spins, then yields, then naps: on a machine with more threads than cores the thread that
+ * is waited for must get a core.
+ */
+#include "base/pool.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/cores.h"
+#include "base/error.h"
+#include "base/mem.h"
+
+#define CACHE_LINE 128 /* two lines: neighbours are fetched in pairs */
+#define GROUP_THREADS 4
+#define MAX_THREADS 1024
+#define TICKET_BITS 16
+#define TICKET_MASK ((UINT64_C(1) << TICKET_BITS) - 1)
+
+/* Rounds of `pause` before the first yield, and of yields before the first nap. */
+#define SPIN_ROUNDS 4000
+#define SPIN_ROUNDS_CROWDED 50
+#define YIELD_ROUNDS 2000
+#define NAP_NS 50000
+/* How long an idle worker stays awake: about the gap between two shards of a token. */
+#define IDLE_SPIN_ROUNDS 20000
+#define IDLE_SPIN_ROUNDS_CROWDED 200
+
+struct counter {
+    _Alignas(CACHE_LINE) atomic_int n;
+};
+
+struct worker {
+    _Alignas(CACHE_LINE) atomic_bool asleep;
+    pthread_mutex_t lock; /* guards the change of `asleep` against a lost wake-up */
+    pthread_cond_t wake;
+    pthread_t thread;
+    struct sl_pool *pool;
+    int index;
+    bool started;
+    bool synced; /* lock and wake are initialized */
+};
+
+struct sl_pool {
+    /* Written by the caller before `ticket`, read by the workers after it. */
+    sl_pool_fn *fn;
+    void *arg;
+    int n_threads;
+    int n_active; /* takes part in the next run; the caller's own */
+    int spin_rounds;
+    int idle_rounds;
+    bool quit; /* published by `ticket` too */
+
+    _Alignas(CACHE_LINE) atomic_uint_fast64_t ticket;
+    struct counter n_running; /* workers that have not finished this run */
+    struct counter phase;     /* of the barrier */
+    struct counter root;
+    struct counter *groups; /* [n_threads / GROUP_THREADS rounded up] */
+    struct worker *workers; /* [n_threads], entry 0 unused */
+};
+
+/* Index and team size of the thread that is inside a pool function. */
+static _Thread_local int current_thread;
+static _Thread_local int current_n_threads = 1;
+
+static inline void pause_core(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory");
+#endif
+}
+
+/* One step of waiting; `round` counts from 0. */
+static void back_off(int *round, int spin_rounds)
+{
+    if (*round < spin_rounds) {
+        pause_core();
+    } else if (*round < spin_rounds + YIELD_ROUNDS) {
+        sched_yield();
+    } else {
+        sl_clock_sleep_ns(NAP_NS);
+        return; /* stays in the last stage; the count cannot overflow */
+    }
+    (*round)++;
+}
+
+void sl_pool_barrier(struct sl_pool *pool)
+{
+    const int n = current_n_threads;
+    if (n == 1) {
+        return;
+    }
+    /* The phase cannot move before this thread arrives. */
+    const int phase = atomic_load_explicit(&pool->phase.n, memory_order_relaxed);
+    const int group = current_thread / GROUP_THREADS;
+    const int n_groups = (n + GROUP_THREADS - 1) / GROUP_THREADS;
+    const int left = n - group * GROUP_THREADS;
+    const int members = left < GROUP_THREADS ? left : GROUP_THREADS;
+
+    atomic_int *const at = &pool->groups[group].n;
+    if (atomic_fetch_add_explicit(at, 1, memory_order_acq_rel) == members - 1) {
+        atomic_store_explicit(at, 0, memory_order_relaxed);
+        if (atomic_fetch_add_explicit(&pool->root.n, 1, memory_order_acq_rel) == n_groups - 1) {
+            atomic_store_explicit(&pool->root.n, 0, memory_order_relaxed);
+            atomic_store_explicit(&pool->phase.n, (int)((unsigned)phase + 1u),
+                                  memory_order_release);
+            return;
+        }
+    }
+    int round = 0;
+    while (atomic_load_explicit(&pool->phase.n, memory_order_acquire) == phase) {
+        back_off(&round, pool->spin_rounds);
+    }
+}
+
+/* Run the function as one thread of the team. */
+static void run_as(struct sl_pool *pool, int thread, int n_threads)
+{
+    const int outer_thread = current_thread;
+    const int outer_n_threads = current_n_threads;
+    current_thread = thread;
+    current_n_threads = n_threads;
+    pool->fn(pool->arg, thread, n_threads);
+    current_thread = outer_thread;
+    current_n_threads = outer_n_threads;
+}
+
+static bool takes_part(uint64_t ticket, int thread)
+{
+    return (uint64_t)thread < (ticket & TICKET_MASK);
+}
+
+/* Wait for a ticket other than `seen`; asleep at once when the last run left this worker out. */
+static uint64_t await_ticket(struct worker *self, uint64_t seen)
+{
+    struct sl_pool *pool = self->pool;
+    const int rounds = takes_part(seen, self->index) ? pool->idle_rounds : 0;
+    uint64_t ticket;
+    for (int i = 0; i < rounds; i++) {
+        ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
+        if (ticket != seen) {
+            return ticket;
+        }
+        pause_core();
+    }
+    pthread_mutex_lock(&self->lock);
+    /* Announce first, then look once more: the caller stores the ticket first and looks at
+     * `asleep` then, so one of the two sees the other. Both need sequential consistency. */
+    atomic_store(&self->asleep, true);
+    while ((ticket = atomic_load(&pool->ticket)) == seen) {
+        pthread_cond_wait(&self->wake, &self->lock);
+    }
+    atomic_store(&self->asleep, false);
+    pthread_mutex_unlock(&self->lock);
+    return ticket;
+}
+
+static void *worker_main(void *arg)
+{
+    struct worker *self = arg;
+    struct sl_pool *pool = self->pool;
+    uint64_t ticket = 0;
+    for (;;) {
+        ticket = await_ticket(self, ticket);
+        if (!takes_part(ticket, self->index)) {
+            continue;
+        }
+        if (pool->quit) {
+            return NULL;
+        }
+        run_as(pool, self->index, (int)(ticket & TICKET_MASK));
+        atomic_fetch_sub_explicit(&pool->n_running.n, 1, memory_order_release);
+    }
+}
+
+/* Publish a run for the first n threads and wake those of them that sleep. */
+static void issue_ticket(struct sl_pool *pool, int n)
+{
+    const uint64_t last = atomic_load_explicit(&pool->ticket, memory_order_relaxed);
+    const uint64_t next = (((last >> TICKET_BITS) + 1) << TICKET_BITS) | (uint64_t)n;
+    atomic_store(&pool->ticket, next);
+    for (int i = 1; i < n; i++) {
+        struct worker *worker = &pool->workers[i];
+        if (atomic_load(&worker->asleep)) {
+            pthread_mutex_lock(&worker->lock);
+            pthread_cond_signal(&worker->wake);
+            pthread_mutex_unlock(&worker->lock);
+        }
+    }
+}
+
+void sl_pool_run(struct sl_pool *pool, sl_pool_fn *fn, void *arg)
+{
+    const int n = pool->n_active;
+    pool->fn = fn;
+    pool->arg = arg;
+    if (n > 1) {
+        atomic_store_explicit(&pool->n_running.n, n - 1, memory_order_relaxed);
+        issue_ticket(pool, n);
+    }
+    run_as(pool, 0, n);
+    int round = 0;
+    while (atomic_load_explicit(&pool->n_running.n, memory_order_acquire) != 0) {
+        back_off(&round, pool->spin_rounds);
+    }
+}
+
+static enum sluice_status start_worker(struct sl_pool *pool, int index, bool pin,
+                                       struct sluice_error *err)
+{
+    struct worker *worker = &pool->workers[index];
+    worker->pool = pool;
+    worker->index = index;
+    pthread_mutex_init(&worker->lock, NULL);
+    pthread_cond_init(&worker->wake, NULL);
+    worker->synced = true;
+    const int code = pthread_create(&worker->thread, NULL, worker_main, worker);
+    SL_CHECK(code == 0, OUT_OF_MEMORY, err, "cannot start thread %d of %d: %s", index,
+             pool->n_threads, code == EAGAIN ? "too many threads or no memory" : "refused");
+    worker->started = true;
+    if (pin) {
+        sl_cores_pin(worker->thread, index);
+    }
+    return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_pool_create(struct sl_pool **out, const struct sl_pool_options *options,
+                                  struct sluice_error *err)
+{
+    *out = NULL;
+    const int n = options->n_threads ? options->n_threads : sl_pool_n_physical_cores();
+    SL_CHECK(n >= 1 && n <= MAX_THREADS, INVALID_ARGUMENT, err,
+             "a thread count of %d is not possible; use 1 to %d", n, MAX_THREADS);
+    struct sl_pool *pool = sl_alloc_aligned(SL_MEM_BASE, sizeof *pool, CACHE_LINE);
+    SL_CHECK(pool, OUT_OF_MEMORY, err, "no memory for a pool of %d threads", n);
+    memset(pool, 0, sizeof *pool);
+    pool->n_threads = n;
+    pool->n_active = n;
+    const bool crowded = n > sl_cores_n_allowed();
+    pool->spin_rounds = crowded ? SPIN_ROUNDS_CROWDED : SPIN_ROUNDS;
+    pool->idle_rounds = crowded ? IDLE_SPIN_ROUNDS_CROWDED : IDLE_SPIN_ROUNDS;
+
+    enum sluice_status status = SLUICE_STATUS_OK;
+    const size_t n_groups = ((size_t)n + GROUP_THREADS - 1) / GROUP_THREADS;
+    const size_t groups_bytes = n_groups * sizeof *pool->groups;
+    const size_t workers_bytes = (size_t)n * sizeof *pool->workers;
+    pool->groups = sl_alloc_aligned(SL_MEM_BASE, groups_bytes, CACHE_LINE);
+    pool->workers = sl_alloc_aligned(SL_MEM_BASE, workers_bytes, CACHE_LINE);
+    if (pool->workers) { /* destruction reads it */
+        memset(pool->workers, 0, workers_bytes);
+    }
+    if (!pool->groups || !pool->workers) {
+        status =
+            sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for a pool of %d threads", n);
+        goto out;
+    }
+    memset(pool->groups, 0, groups_bytes);
+    for (int i = 1; i < n; i++) {
+        SL_TRY_OUT(start_worker(pool, i, options->pin, err));
+    }
+    *out = pool;
+    return SLUICE_STATUS_OK;
+out:
+    sl_pool_destroy(&pool);
+    return status;
+}
+
+void sl_pool_destroy(struct sl_pool **pool_ptr)
+{
+    struct sl_pool *pool = pool_ptr ? *pool_ptr : NULL;
+    if (!pool) {
+        return;
+    }
+    *pool_ptr = NULL;
+    if (pool->workers) {
+        /* Half-built pools have started a first part of the team only. */
+        int n = 1;
+        while (n < pool->n_threads && pool->workers[n].started) {
+            n++;
+        }
+        pool->quit = true;
+        issue_ticket(pool, n);
+        for (int i = 1; i < n; i++) {
+            pthread_join(pool->workers[i].thread, NULL);
+        }
+        for (int i = 1; i < pool->n_threads && pool->workers[i].synced; i++) {
+            pthread_cond_destroy(&pool->workers[i].wake);
+            pthread_mutex_destroy(&pool->workers[i].lock);
+        }
+    }
+    sl_free(pool->workers);
+    sl_free(pool->groups);
+    sl_free(pool);
+}
+
+int sl_pool_n_threads(const struct sl_pool *pool)
+{
+    return pool->n_active;
+}
+
+void sl_pool_limit(struct sl_pool *pool, int n_threads)
+{
+    assert(n_threads >= 1 && n_threads <= pool->n_threads);
+    pool->n_active = n_threads;
+}
+
+int sl_pool_n_physical_cores(void)
+{
+    return sl_cores_n_physical();
+}
