@@ -20,9 +20,9 @@
 #include "quant/type.h"
 
 enum sl_op_kind {
-    SL_OP_NORM,      /* root-mean-square norm of rows, optionally scaled and accumulated */
-    SL_OP_LINEAR,    /* up to four products that share one input; optional bias and gated activation */
-    SL_OP_ROPE,      /* rotary position embedding, in place */
+    SL_OP_NORM,   /* root-mean-square norm of rows, optionally scaled and accumulated */
+    SL_OP_LINEAR, /* up to four products that share one input; optional bias and gated activation */
+    SL_OP_ROPE,   /* rotary position embedding, in place */
     SL_OP_KV_STORE,  /* append keys and values to the cache */
     SL_OP_ATTENTION, /* causal attention of the pass's queries over the cache */
     SL_OP_N_KINDS,
@@ -71,7 +71,7 @@ struct sl_op_linear {
  * every scaling method (linear, Llama 3 factors, YaRN), `magnitude` scales the rotated elements
  * (YaRN's mscale). Pairs are (2i, 2i+1), or (i, i + n_rot/2) when `neox`. */
 struct sl_op_rope {
-    float *x; /* [n_tokens, n_heads, head_dim], in place */
+    float *x;           /* [n_tokens, n_heads, head_dim], in place */
     const int32_t *pos; /* [n_tokens] */
     const float *freq;  /* [n_rot / 2] radians per position */
     int32_t n_heads;

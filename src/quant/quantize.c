@@ -27,13 +27,13 @@ static uint16_t scale_f16(float f)
     return sl_f32_to_f16(f);
 }
 
-/* Nearest whole number of x / d inside lo..hi; 0 steps when d is 0. Divides rather than
- * multiplying by 1 / d, which overflows for subnormal d. */
+/* Nearest whole number of x / d inside lo..hi (lo <= 0); 0 when d is 0 or x is NaN. Divides rather
+ * than multiplying by 1 / d, which overflows for subnormal d. */
 static int level(float x, float d, int lo, int hi)
 {
     const float steps = d != 0.0f ? x / d : 0.0f;
     if (!(steps > (float)lo)) {
-        return steps == steps ? lo : (lo > 0 ? lo : 0);
+        return steps == steps ? lo : 0;
     }
     return steps < (float)hi ? (int)lrintf(steps) : hi;
 }

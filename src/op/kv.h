@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Addresses inside a KV cache view (see struct sl_kv_view in op/op.h for the layout):
+ *
+ *   block b:  | K head 0: 64 rows | K head 1 | ... | V head 0: 64 rows | V head 1 | ... |
+ */
+#ifndef SL_OP_KV_H
+#define SL_OP_KV_H
+
+#include "op/op.h"
+
+/* First byte of the block that holds position `pos` of a sequence. */
+static inline char *sl_kv_block(const struct sl_kv_view *kv, int32_t seq, int32_t pos)
+{
+    const int32_t index = pos / SL_KV_BLOCK;
+    const int32_t block =
+        kv->table != NULL ? kv->table[(int64_t)seq * kv->table_stride + index] : index;
+    return (char *)kv->data +
+           (size_t)block * sl_kv_block_bytes(kv->type, kv->n_kv_heads, kv->head_dim);
+}
+
+/* The packed key of (seq, pos) for one KV head: a row of head_dim elements. */
+static inline void *sl_kv_key(const struct sl_kv_view *kv, int32_t seq, int32_t pos, int32_t head)
+{
+    const size_t row_bytes = sl_type_row_bytes(kv->type, kv->head_dim);
+    const size_t row = (size_t)head * SL_KV_BLOCK + (size_t)(pos % SL_KV_BLOCK);
+    return sl_kv_block(kv, seq, pos) + row * row_bytes;
+}
+
+static inline void *sl_kv_value(const struct sl_kv_view *kv, int32_t seq, int32_t pos, int32_t head)
+{
+    return sl_kv_key(kv, seq, pos, kv->n_kv_heads + head);
+}
+
+#endif

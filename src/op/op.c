@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What is known of an operator from its shapes alone: names, sizes, and whether it makes sense.
+ */
+#include "op/op.h"
+
+#include <math.h>
+
+#include "base/error.h"
+
+#define MAX_HEAD_DIM 256
+/* Far above any model, and small enough that sizes in bytes cannot overflow 64 bits. */
+#define MAX_DIM (INT64_C(1) << 24)
+
+const char *sl_op_kind_name(enum sl_op_kind kind)
+{
+    static const char *const names[SL_OP_N_KINDS] = {
+        [SL_OP_NORM] = "norm",         [SL_OP_LINEAR] = "linear",       [SL_OP_ROPE] = "rope",
+        [SL_OP_KV_STORE] = "kv_store", [SL_OP_ATTENTION] = "attention",
+    };
+    return (unsigned)kind < SL_OP_N_KINDS ? names[kind] : "unknown";
+}
+
+size_t sl_kv_block_bytes(enum sl_type type, int32_t n_kv_heads, int32_t head_dim)
+{
+    return 2 * (size_t)n_kv_heads * SL_KV_BLOCK * sl_type_row_bytes(type, head_dim);
+}
+
+static size_t round_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+size_t sl_op_scratch_bytes(const struct sl_op *op)
+{
+    size_t bytes = 0;
+    if (op->kind == SL_OP_LINEAR) {
+        const size_t n_cols = (size_t)op->linear.part[0].w.n_cols;
+        bytes = round_up((size_t)op->n_tokens, 64) * round_up(n_cols, 256) * 9 / 4;
+    } else if (op->kind == SL_OP_ATTENTION && op->n_tokens <= SL_ATTN_SPLIT_TOKENS) {
+        /* A partial result is the weighted values, the running maximum and the sum. */
+        const size_t n_rows = (size_t)op->n_tokens * (size_t)op->attention.n_heads;
+        const size_t row_floats = (size_t)op->attention.kv.head_dim + 2;
+        bytes = SL_ATTN_MAX_SPLITS * n_rows * row_floats * sizeof(float);
+    }
+    return round_up(bytes, 256);
+}
+
+static enum sluice_status validate_norm(const struct sl_op_norm *op, struct sluice_error *err)
+{
+    SL_CHECK(op->n >= 1 && op->n <= MAX_DIM, INTERNAL, err, "norm: row of %d elements", op->n);
+    SL_CHECK(op->rows_per_token >= 1 && op->rows_per_token <= MAX_DIM, INTERNAL, err,
+             "norm: %d rows per token", op->rows_per_token);
+    SL_CHECK(op->eps >= 0.0f && isfinite(op->eps), INTERNAL, err, "norm: eps %g", (double)op->eps);
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status validate_matrix(const struct sl_matrix *w, int part,
+                                          struct sluice_error *err)
+{
+    const struct sl_type_traits *t = sl_type_traits(w->type);
+    SL_CHECK(t != NULL && t->computes, INTERNAL, err, "linear: part %d has type %s (id %d)", part,
+             sl_type_name(w->type), (int)w->type);
+    SL_CHECK(w->n_rows >= 1 && w->n_rows <= MAX_DIM && w->n_cols >= 1 && w->n_cols <= MAX_DIM,
+             INTERNAL, err, "linear: part %d is %lld x %lld", part, (long long)w->n_rows,
+             (long long)w->n_cols);
+    SL_CHECK(w->n_cols % t->block_items == 0, INTERNAL, err,
+             "linear: part %d has %lld columns, no multiple of the %u of a %s block", part,
+             (long long)w->n_cols, (unsigned)t->block_items, t->name);
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status validate_linear(const struct sl_op_linear *op, struct sluice_error *err)
+{
+    SL_CHECK(op->n_parts >= 1 && op->n_parts <= SL_LINEAR_MAX_PARTS, INTERNAL, err,
+             "linear: %d parts", op->n_parts);
+    for (int i = 0; i < op->n_parts; i++) {
+        SL_TRY(validate_matrix(&op->part[i].w, i, err));
+        SL_CHECK(op->part[i].w.n_cols == op->part[0].w.n_cols, INTERNAL, err,
+                 "linear: part %d has %lld columns, part 0 has %lld", i,
+                 (long long)op->part[i].w.n_cols, (long long)op->part[0].w.n_cols);
+    }
+    SL_CHECK(!op->accumulate || op->n_parts == 1, INTERNAL, err,
+             "linear: accumulates over %d parts", op->n_parts);
+    SL_CHECK(op->activation == SL_ACT_NONE || op->activation == SL_ACT_SILU ||
+                 op->activation == SL_ACT_GELU_TANH,
+             INTERNAL, err, "linear: activation %d", (int)op->activation);
+    if (op->activation != SL_ACT_NONE) {
+        SL_CHECK(op->n_parts == 2 && op->part[0].w.n_rows == op->part[1].w.n_rows, INTERNAL, err,
+                 "linear: a gated activation wants two parts of one height");
+    }
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status validate_rope(const struct sl_op_rope *op, struct sluice_error *err)
+{
+    SL_CHECK(op->n_heads >= 1 && op->n_heads <= MAX_DIM && op->head_dim >= 2 &&
+                 op->head_dim <= MAX_DIM,
+             INTERNAL, err, "rope: %d heads of %d", op->n_heads, op->head_dim);
+    SL_CHECK(op->n_rot >= 2 && op->n_rot % 2 == 0 && op->n_rot <= op->head_dim, INTERNAL, err,
+             "rope: rotates %d of %d elements", op->n_rot, op->head_dim);
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status validate_kv(const struct sl_kv_view *kv, const char *what,
+                                      struct sluice_error *err)
+{
+    SL_CHECK(kv->type == SL_TYPE_F16 || kv->type == SL_TYPE_Q8_0 || kv->type == SL_TYPE_Q4_0,
+             INTERNAL, err, "%s: KV type %s (F16, Q8_0 and Q4_0 work)", what,
+             sl_type_name(kv->type));
+    SL_CHECK(kv->n_kv_heads >= 1 && kv->n_kv_heads <= MAX_DIM, INTERNAL, err, "%s: %d KV heads",
+             what, kv->n_kv_heads);
+    SL_CHECK(kv->head_dim >= 32 && kv->head_dim % 32 == 0 && kv->head_dim <= MAX_HEAD_DIM, INTERNAL,
+             err, "%s: head size %d (multiples of 32 up to %d work)", what, kv->head_dim,
+             MAX_HEAD_DIM);
+    SL_CHECK(kv->table == NULL || kv->table_stride >= 1, INTERNAL, err, "%s: block table of %d",
+             what, kv->table_stride);
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status validate_attention(const struct sl_op_attention *op,
+                                             struct sluice_error *err)
+{
+    SL_TRY(validate_kv(&op->kv, "attention", err));
+    SL_CHECK(op->n_heads >= 1 && op->n_heads <= MAX_DIM && op->n_heads % op->kv.n_kv_heads == 0,
+             INTERNAL, err, "attention: %d heads over %d KV heads", op->n_heads, op->kv.n_kv_heads);
+    SL_CHECK(op->n_kv_max >= 1, INTERNAL, err, "attention: n_kv_max %d", op->n_kv_max);
+    SL_CHECK(op->window >= 0, INTERNAL, err, "attention: window %d", op->window);
+    SL_CHECK(isfinite(op->scale) && isfinite(op->softcap) && op->softcap >= 0.0f, INTERNAL, err,
+             "attention: scale %g, soft-cap %g", (double)op->scale, (double)op->softcap);
+    return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_op_validate(const struct sl_op *op, struct sluice_error *err)
+{
+    SL_CHECK(op->n_tokens >= 1 && op->n_tokens <= MAX_DIM, INTERNAL, err, "%s: %d tokens",
+             sl_op_kind_name(op->kind), op->n_tokens);
+    switch (op->kind) {
+    case SL_OP_NORM:
+        return validate_norm(&op->norm, err);
+    case SL_OP_LINEAR:
+        return validate_linear(&op->linear, err);
+    case SL_OP_ROPE:
+        return validate_rope(&op->rope, err);
+    case SL_OP_KV_STORE:
+        return validate_kv(&op->kv_store.kv, "kv_store", err);
+    case SL_OP_ATTENTION:
+        return validate_attention(&op->attention, err);
+    case SL_OP_N_KINDS:
+        break;
+    }
+    return sl_error_set(err, SLUICE_STATUS_INTERNAL, "operator of unknown kind %d", (int)op->kind);
+}
