@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Building a plan around the search (search.c): options in, VRAM map and compiled tiers out.
+ */
+#include "plan/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/error.h"
+#include "base/mem.h"
+#include "plan/search.h"
+
+static const char *const strategy_names[SL_N_STRATEGIES] = {
+#define STRATEGY_NAME(name, text, help) text,
+    SL_STRATEGY_LIST(STRATEGY_NAME)
+#undef STRATEGY_NAME
+};
+
+const char *sl_strategy_name(enum sl_strategy strategy)
+{
+    return strategy < SL_N_STRATEGIES ? strategy_names[strategy] : "unknown";
+}
+
+bool sl_strategy_from_name(const char *name, enum sl_strategy *out)
+{
+    for (int i = 0; i < SL_N_STRATEGIES; i++) {
+        if (strcasecmp(name, strategy_names[i]) == 0) {
+            *out = (enum sl_strategy)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void tier_finish(struct sl_tier_plan *tier)
+{
+    sl_free(tier->placement);
+    sl_free(tier->steps);
+}
+
+void sl_plan_destroy(struct sl_plan **plan)
+{
+    if (!plan || !*plan) {
+        return;
+    }
+    for (int32_t t = 0; t < (*plan)->n_tiers; t++) {
+        tier_finish(&(*plan)->tiers[t]);
+    }
+    sl_free((*plan)->resident_order);
+    sl_free((*plan)->resident_offset);
+    sl_free(*plan);
+    *plan = NULL;
+}
+
+/* Carve the activations of a tier out of the top of the arena. */
+static void map_tier(struct sl_tier_plan *tier, const struct sl_search *s,
+                     const struct sl_candidate *c, size_t arena_bytes)
+{
+    const struct sl_tier_sizes *const sizes = &s->sizes[c->tier];
+    tier->uses_device = c->uses_device;
+    if (!c->uses_device) {
+        return;
+    }
+    tier->ring_bytes = c->ring_bytes;
+    tier->ring_offset = arena_bytes - c->top_bytes;
+    tier->hidden_offset = tier->ring_offset + c->ring_bytes;
+    tier->io_offset = tier->hidden_offset + sizes->hidden_bytes;
+    tier->workspace_offset = tier->io_offset + sizes->io_bytes;
+    tier->scratch_offset = tier->workspace_offset + sizes->workspace_bytes;
+    tier->logits_offset = tier->scratch_offset + sizes->scratch_bytes;
+    tier->end_offset = tier->logits_offset + (c->head_on_device ? sizes->logits_bytes : 0);
+}
+
+static enum sluice_status add_tier(struct sl_plan *plan, struct sl_search *s,
+                                   const struct sl_candidate *c, struct sluice_error *err)
+{
+    struct sl_tier_plan *const tier = &plan->tiers[plan->n_tiers++];
+    const int32_t n = plan->n_shards;
+    tier->n_tokens = sl_tier_tokens[c->tier];
+    tier->n_resident = c->n_resident;
+    tier->placement = sl_calloc(SL_MEM_PLAN, (size_t)n, sizeof *tier->placement);
+    tier->steps = sl_calloc(SL_MEM_PLAN, (size_t)n * SL_STEPS_PER_SHARD, sizeof *tier->steps);
+    SL_CHECK(tier->placement && tier->steps, OUT_OF_MEMORY, err, "no memory for a plan");
+    sl_search_place(s, c, tier->placement);
+    tier->n_steps = sl_steps_compile(tier->placement, s->item_bytes, n, c->ring_bytes, tier->steps,
+                                     s->step_scratch);
+    SL_CHECK(tier->n_steps > 0, INTERNAL, err, "a streamed shard does not fit its ring");
+    tier->predicted = c->result;
+    tier->limit_ns = sl_search_limit_ns(s, c, tier->placement);
+    map_tier(tier, s, c, plan->arena_bytes);
+    return SLUICE_STATUS_OK;
+}
+
+/* Offsets that all tiers share. */
+static enum sluice_status map_shared(struct sl_plan *plan, const struct sl_search *s,
+                                     const struct sl_choice *choice, struct sluice_error *err)
+{
+    const int32_t n = plan->n_shards;
+    plan->resident_order = sl_calloc(SL_MEM_PLAN, (size_t)n, sizeof *plan->resident_order);
+    plan->resident_offset = sl_calloc(SL_MEM_PLAN, (size_t)n, sizeof *plan->resident_offset);
+    SL_CHECK(plan->resident_order && plan->resident_offset, OUT_OF_MEMORY, err,
+             "no memory for a plan");
+    plan->n_kv_layers = choice->n_kv_layers;
+    plan->kv_layer_bytes = s->kv_layer_bytes;
+    plan->arena_bytes = choice->arena_bytes;
+    plan->consts_offset = 0;
+    plan->kv_offset = s->consts_bytes;
+    plan->resident_base = sl_search_base_bytes(s, choice->n_kv_layers);
+    memset(plan->resident_offset, 0xff, (size_t)n * sizeof *plan->resident_offset);
+    plan->n_resident_order =
+        sl_search_resident_order(s, choice->n_kv_layers, plan->resident_order);
+    size_t offset = plan->resident_base;
+    for (int32_t i = 0; i < plan->n_resident_order; i++) {
+        plan->resident_offset[plan->resident_order[i]] = offset;
+        offset += s->image_bytes[plan->resident_order[i]];
+    }
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status check_options(const struct sl_plan_options *o, struct sluice_error *err)
+{
+    SL_CHECK(o->n_ctx >= 1, INVALID_ARGUMENT, err, "context size %d: at least 1 token is needed",
+             o->n_ctx);
+    SL_CHECK(o->max_ubatch >= 0, INVALID_ARGUMENT, err, "micro-batch %d: must not be negative",
+             o->max_ubatch);
+    SL_CHECK(o->max_outputs >= 1, INVALID_ARGUMENT, err, "at least one output row is needed");
+    SL_CHECK(o->strategy < SL_N_STRATEGIES, INVALID_ARGUMENT, err, "unknown strategy");
+    return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *model,
+                                  const struct sl_profile *profile,
+                                  const struct sl_plan_options *options, struct sluice_error *err)
+{
+    *out = NULL;
+    SL_TRY(check_options(options, err));
+    struct sl_search s;
+    SL_TRY(sl_search_init(&s, model, profile, options, err));
+    enum sluice_status status = SLUICE_STATUS_OK;
+    struct sl_choice choice;
+    struct sl_plan *const plan = sl_calloc(SL_MEM_PLAN, 1, sizeof *plan);
+    if (!plan) {
+        status = sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for a plan");
+        goto out;
+    }
+    plan->options = *options;
+    plan->n_shards = (int32_t)model->n_shards;
+    plan->depth = s.depth;
+    SL_TRY_OUT(sl_search_run(&s, &choice, err));
+    plan->smallest_budget_bytes = choice.smallest_budget_bytes;
+    SL_TRY_OUT(map_shared(plan, &s, &choice, err));
+    for (int32_t t = 0; t < choice.n_tiers; t++) {
+        SL_TRY_OUT(add_tier(plan, &s, &choice.tiers[t], err));
+    }
+    plan->n_ubatch = plan->tiers[plan->n_tiers - 1].n_tokens;
+    if (options->max_ubatch > 0 && options->max_ubatch < plan->n_ubatch) {
+        plan->n_ubatch = options->max_ubatch;
+    }
+    SL_TRY_OUT(sl_plan_check(plan, model, err));
+    *out = plan;
+out:
+    sl_search_finish(&s);
+    if (status != SLUICE_STATUS_OK) {
+        struct sl_plan *half = plan;
+        sl_plan_destroy(&half);
+    }
+    return status;
+}
+
+int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens)
+{
+    int32_t t = 0;
+    while (t + 1 < plan->n_tiers && plan->tiers[t].n_tokens < n_tokens) {
+        t++;
+    }
+    return t;
+}
+
+double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_prompt)
+{
+    double ns = 0;
+    for (int32_t left = n_prompt; left > 0;) {
+        const int32_t n = left < plan->n_ubatch ? left : plan->n_ubatch;
+        const struct sl_tier_plan *const tier = &plan->tiers[sl_plan_tier(plan, n)];
+        /* Copies cost the same whatever the pass holds; compute goes with the tokens. */
+        const double full = tier->predicted.pass_ns;
+        const double floor_ns =
+            tier->predicted.copy_busy_ns < full ? tier->predicted.copy_busy_ns : full;
+        const double part = full * n / tier->n_tokens;
+        ns += part > floor_ns ? part : floor_ns;
+        left -= n;
+    }
+    return ns;
+}
+
+double sl_plan_tps(const struct sl_plan *plan)
+{
+    const double ns = plan->tiers[0].predicted.pass_ns;
+    return ns > 0 ? 1e9 / ns : 0;
+}
+
+static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl_model *model,
+                                     const struct sl_tier_plan *tier, struct sluice_error *err)
+{
+    size_t resident_end = plan->resident_base;
+    for (int32_t i = 0; i < tier->n_resident; i++) {
+        const int32_t shard = plan->resident_order[i];
+        SL_CHECK(tier->placement[shard] == SL_PLACE_RESIDENT, INTERNAL, err,
+                 "plan: shard %d of the resident prefix is not resident", shard);
+        resident_end = plan->resident_offset[shard] + ((model->shards[shard].bytes + 255) & ~(size_t)255);
+    }
+    if (tier->uses_device) {
+        SL_CHECK(resident_end <= tier->ring_offset, INTERNAL, err,
+                 "plan: resident shards end at %zu, inside the ring at %zu", resident_end,
+                 tier->ring_offset);
+        SL_CHECK(tier->end_offset <= plan->arena_bytes, INTERNAL, err,
+                 "plan: activations end at %zu, after the arena of %zu", tier->end_offset,
+                 plan->arena_bytes);
+    }
+    for (int32_t i = 0; i < plan->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        const bool host = tier->placement[i] == SL_PLACE_HOST;
+        SL_CHECK(host || tier->uses_device, INTERNAL, err,
+                 "plan: shard %d is on a device that the tier does not use", i);
+        if (shard->kind == SL_SHARD_ATTENTION) {
+            SL_CHECK(!host || (int32_t)shard->layer >= plan->n_kv_layers, INTERNAL, err,
+                     "plan: attention of layer %u is on the CPU, its KV in VRAM", shard->layer);
+        }
+    }
+    return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_plan_check(const struct sl_plan *plan, const struct sl_model *model,
+                                 struct sluice_error *err)
+{
+    SL_CHECK(plan->arena_bytes <= plan->options.budget_bytes, INTERNAL, err,
+             "plan: the arena of %zu bytes is larger than the budget of %llu", plan->arena_bytes,
+             (unsigned long long)plan->options.budget_bytes);
+    for (int32_t t = 0; t < plan->n_tiers; t++) {
+        SL_TRY(check_tier(plan, model, &plan->tiers[t], err));
+    }
+    return SLUICE_STATUS_OK;
+}

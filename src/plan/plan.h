@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The planner: places every shard for every tier inside a VRAM budget, from the file's header and
+ * the machine profile alone. Pure functions of numbers; what a plan says is what the executor
+ * allocates.
+ *
+ * The VRAM map, one arena:
+ *
+ *   0                                                                       arena_bytes
+ *   | consts | KV of layers < n_kv_layers | resident shards -> ... | ring | activations |
+ *
+ * The first three parts are the same in all tiers. Resident shards lie in one fixed order
+ * (attention before FFN before the head, each in file order), each tier holding a prefix of it, so
+ * that switching tiers uploads only what the longer prefix has more. Ring and activations sit at
+ * the top and differ between tiers.
+ *
+ * KV has one home for all tiers: layers < n_kv_layers keep it in VRAM (their attention then runs
+ * on the GPU in every tier), the others in system memory (attention on the CPU, or streamed with
+ * its KV).
+ *
+ * Method: pipelined sharding, arXiv 2604.26334, with the counts searched instead of fixed.
+ */
+#ifndef SL_PLAN_PLAN_H
+#define SL_PLAN_PLAN_H
+
+#include "model/model.h"
+#include "plan/profile.h"
+#include "plan/steps.h"
+
+/* Published strategies, as points of the search space, and the search itself. */
+#define SL_STRATEGY_LIST(X)                                                                        \
+    X(AUTO, "auto", "search for the fastest plan")                                                 \
+    X(HOST, "host", "everything on the CPU")                                                       \
+    X(RESIDENT, "resident", "everything in VRAM")                                                  \
+    X(RESIDENT_BUT_HEAD, "resident-but-head", "everything but the output head in VRAM")            \
+    X(FFN_HOST, "ffn-host", "attention first in VRAM, then what fits; the rest on the CPU")        \
+    X(FFN_STREAMED, "ffn-streamed",                                                                \
+      "attention first in VRAM, then what fits; the rest streamed through one slot")               \
+    X(STREAMED, "streamed", "every layer streamed through two slots")
+
+enum sl_strategy {
+#define SL_STRATEGY_ENUM(name, text, help) SL_STRATEGY_##name,
+    SL_STRATEGY_LIST(SL_STRATEGY_ENUM)
+#undef SL_STRATEGY_ENUM
+        SL_N_STRATEGIES
+};
+
+const char *sl_strategy_name(enum sl_strategy strategy);
+bool sl_strategy_from_name(const char *name, enum sl_strategy *out);
+
+struct sl_plan_options {
+    uint64_t budget_bytes; /* of VRAM, the driver's context not counted; 0: CPU only */
+    int32_t n_ctx;         /* positions of the KV cache */
+    int32_t max_ubatch;    /* largest pass in tokens; 0: the planner chooses */
+    int32_t depth;         /* cache positions assumed when predicting; 0: half of n_ctx */
+    int32_t max_outputs;   /* rows of logits made at a time; at least 1 */
+    enum sl_type kv_type;
+    enum sl_strategy strategy;
+};
+
+struct sl_tier_plan {
+    int32_t n_tokens; /* passes of up to this many tokens */
+    uint8_t *placement; /* enum sl_placement by shard */
+    struct sl_step *steps;
+    int32_t n_steps;
+    int32_t n_resident;    /* prefix of sl_plan.resident_order */
+    bool uses_device;      /* any shard on the GPU */
+    size_t ring_offset;    /* in the arena */
+    size_t ring_bytes;
+    size_t hidden_offset;  /* [n_tokens, n_embd] float */
+    size_t io_offset;      /* positions, then sequences: int32 [n_tokens] each */
+    size_t logits_offset;  /* [min(n_tokens, max_outputs), n_vocab] float */
+    size_t workspace_offset;
+    size_t scratch_offset;
+    size_t end_offset;     /* one past the last byte used: at most arena_bytes */
+    struct sl_sim_result predicted; /* of a full pass at the assumed depth */
+    double limit_ns; /* no schedule can be faster on this machine (bytes and operations) */
+};
+
+struct sl_plan {
+    struct sl_plan_options options;
+    int32_t n_shards;
+    int32_t n_tiers;
+    struct sl_tier_plan tiers[SL_N_TIERS];
+    int32_t n_ubatch; /* tokens of the last tier */
+    int32_t depth;    /* the depth used for predictions */
+
+    int32_t *resident_order; /* shard indices; the resident candidates */
+    int32_t n_resident_order;
+    size_t *resident_offset; /* by shard; SIZE_MAX where it is no candidate */
+
+    int32_t n_kv_layers; /* layers whose KV lives in VRAM: 0 .. this - 1 */
+    size_t kv_layer_bytes;
+    size_t consts_offset, kv_offset, resident_base;
+    size_t arena_bytes;
+    /* Smallest budget in which the chosen strategy works with the GPU in use. */
+    uint64_t smallest_budget_bytes;
+};
+
+/* Make a plan. `profile->kind` NONE or a budget of 0 gives the CPU-only plan. BUDGET (with the
+ * smallest budget that works) when a forced strategy does not fit. With `auto`, a budget too small
+ * for any use of the GPU gives the CPU-only plan. On failure *out is NULL. */
+enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *model,
+                                  const struct sl_profile *profile,
+                                  const struct sl_plan_options *options, struct sluice_error *err);
+void sl_plan_destroy(struct sl_plan **plan);
+
+/* The tier for a pass of n tokens (at most n_ubatch): the smallest that holds it. */
+int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens);
+
+/* Predicted time to the first token of a prompt, and tokens per second of decode. */
+double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_prompt);
+double sl_plan_tps(const struct sl_plan *plan);
+
+/* Invariants: parts of the map do not overlap and end inside arena and budget, every streamed
+ * shard fits the ring, KV homes agree with placements. INTERNAL names the broken one. */
+enum sluice_status sl_plan_check(const struct sl_plan *plan, const struct sl_model *model,
+                                 struct sluice_error *err);
+
+#endif

@@ -1,0 +1,640 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The search (see search.h). Outer loop: how many layers keep their KV in VRAM, one number for all
+ * tiers. Inner loop, per tier: ring size, where the head and the remaining attention go, and how
+ * many of the FFNs that are not resident are streamed. Residency itself is no variable: as much of
+ * the resident order as fits is never worse than less.
+ */
+#include "plan/search.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/mem.h"
+
+#define ALIGN 256u
+#define PAGE_BYTES (2u << 20) /* granularity of device allocators */
+/* What a plan is judged by: an answer of GENERATED tokens to a prompt of PROMPT. */
+#define SCORE_GENERATED 128.0
+#define SCORE_PROMPT 512.0
+#define MAX_KV_CANDIDATES 10
+#define FFN_GRID 12
+
+static size_t align_up(size_t n)
+{
+    return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1);
+}
+
+static size_t max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Costs of one shard in one tier, from its own operators. */
+static struct sl_shard_cost shard_cost(const struct sl_search *s, const struct sl_shard *shard,
+                                       int32_t n_tokens)
+{
+    const struct sl_model *const model = s->model;
+    struct sl_shard_bind bind = {.n_tokens = n_tokens,
+                                 .n_kv_max = s->depth + n_tokens,
+                                 .n_outputs = 1,
+                                 .kv = {.type = s->options.kv_type,
+                                        .n_kv_heads = (int32_t)model->hp.n_kv_heads,
+                                        .head_dim = (int32_t)model->hp.head_dim}};
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    const int n_ops = sl_shard_build(model, shard, &bind, ops);
+    struct sl_shard_cost cost = {0};
+    for (int i = 0; i < n_ops; i++) {
+        cost.cpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU, &ops[i], s->depth);
+        cost.cpu_busy_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU_BUSY, &ops[i], s->depth);
+        cost.gpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_GPU, &ops[i], s->depth);
+    }
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        if (shard->weights[w].name) {
+            cost.copy_ns += sl_profile_copy_ns(s->profile, shard->weights[w].bytes);
+        }
+    }
+    cost.issue_ns = n_ops * s->profile->issue_ns;
+    return cost;
+}
+
+static void init_tier(struct sl_search *s, int32_t t)
+{
+    const struct sl_model *const model = s->model;
+    const int32_t n = sl_tier_tokens[t];
+    const int32_t n_out = n < s->options.max_outputs ? n : s->options.max_outputs;
+    struct sl_tier_sizes *const sizes = &s->sizes[t];
+    sizes->hidden_bytes = align_up((size_t)n * model->hp.n_embd * sizeof(float));
+    sizes->io_bytes = align_up((size_t)n * 2 * sizeof(int32_t));
+    sizes->logits_bytes = align_up((size_t)n_out * model->hp.n_vocab * sizeof(float));
+    /* Classes repeat over the depth: cost one shard of each and copy it to its likes. */
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        int32_t twin = i - 1;
+        while (twin >= 0 && model->shards[twin].class_id != shard->class_id) {
+            twin--;
+        }
+        if (twin >= 0) {
+            s->cost[t][i] = s->cost[t][twin];
+            continue;
+        }
+        s->cost[t][i] = shard_cost(s, shard, n);
+        sizes->workspace_bytes =
+            max_size(sizes->workspace_bytes,
+                     align_up(sl_shard_workspace_bytes(model, shard, n, n_out)));
+        sizes->scratch_bytes = max_size(
+            sizes->scratch_bytes, align_up(sl_shard_scratch_bytes(model, shard, n, n_out)));
+    }
+    const size_t hidden = (size_t)n * model->hp.n_embd * sizeof(float);
+    s->hop[t].down_ns = s->profile->hop_ns / 2 + sl_profile_download_ns(s->profile, hidden);
+    s->hop[t].up_ns = s->profile->hop_ns / 2 + sl_profile_copy_ns(s->profile, hidden);
+    s->kv_download_ns[t] = sl_profile_download_ns(
+        s->profile, s->kv_layer_bytes / (size_t)s->options.n_ctx * (size_t)n);
+}
+
+static void measure_shards(struct sl_search *s)
+{
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        const struct sl_shard *const shard = &s->model->shards[i];
+        s->image_bytes[i] = align_up(shard->bytes);
+        switch (shard->kind) {
+        case SL_SHARD_ATTENTION: {
+            const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+            s->max_attention_bytes = max_size(s->max_attention_bytes, s->image_bytes[i]);
+            s->kv_layer_bytes = align_up(n_blocks * sl_kv_block_bytes(
+                                             s->options.kv_type, (int32_t)s->model->hp.n_kv_heads,
+                                             (int32_t)s->model->hp.head_dim));
+            break;
+        }
+        case SL_SHARD_FFN:
+            s->max_ffn_bytes = max_size(s->max_ffn_bytes, s->image_bytes[i]);
+            break;
+        case SL_SHARD_HEAD:
+            s->head_bytes = s->image_bytes[i];
+            break;
+        }
+    }
+}
+
+static int32_t count_tiers(const struct sl_plan_options *o)
+{
+    const int32_t most = o->max_ubatch > 0 ? o->max_ubatch : sl_tier_tokens[SL_N_TIERS - 1];
+    const int32_t useful = most < o->n_ctx ? most : o->n_ctx;
+    int32_t n = 1;
+    while (n < SL_N_TIERS && sl_tier_tokens[n - 1] < useful) {
+        n++;
+    }
+    return n;
+}
+
+enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *model,
+                                  const struct sl_profile *profile,
+                                  const struct sl_plan_options *options, struct sluice_error *err)
+{
+    memset(s, 0, sizeof *s);
+    s->model = model;
+    s->profile = profile;
+    s->options = *options;
+    s->depth = options->depth > 0 ? options->depth : options->n_ctx / 2;
+    s->n_shards = (int32_t)model->n_shards;
+    s->n_layers = (int32_t)model->hp.n_layers;
+    s->n_tiers = count_tiers(options);
+    s->budget_bytes = profile->kind == SL_DEVICE_NONE
+                          ? 0
+                          : options->budget_bytes / PAGE_BYTES * PAGE_BYTES;
+    s->consts_bytes = align_up(model->consts_bytes);
+    const size_t n = (size_t)s->n_shards;
+    bool good = true;
+#define GRAB(field, count)                                                                         \
+    good = good && (s->field = sl_calloc(SL_MEM_PLAN, (count), sizeof *s->field)) != NULL
+    GRAB(image_bytes, n);
+    GRAB(item_bytes, n);
+    GRAB(candidate_cost, n);
+    GRAB(placement, n);
+    GRAB(steps, n * SL_STEPS_PER_SHARD);
+    GRAB(step_scratch, 2 * n);
+    GRAB(done_ns, n);
+    GRAB(ready_ns, n);
+    GRAB(order, n);
+    for (int32_t t = 0; t < s->n_tiers; t++) {
+        GRAB(cost[t], n);
+    }
+#undef GRAB
+    if (!good) {
+        sl_search_finish(s);
+        return sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for the planner");
+    }
+    measure_shards(s);
+    for (int32_t t = 0; t < s->n_tiers; t++) {
+        init_tier(s, t);
+    }
+    s->kv_copy_ns = sl_profile_copy_ns(profile, s->kv_layer_bytes / (size_t)options->n_ctx *
+                                                    (size_t)s->depth);
+    return SLUICE_STATUS_OK;
+}
+
+void sl_search_finish(struct sl_search *s)
+{
+    sl_free(s->image_bytes);
+    sl_free(s->item_bytes);
+    sl_free(s->candidate_cost);
+    sl_free(s->placement);
+    sl_free(s->steps);
+    sl_free(s->step_scratch);
+    sl_free(s->done_ns);
+    sl_free(s->ready_ns);
+    sl_free(s->order);
+    for (int32_t t = 0; t < SL_N_TIERS; t++) {
+        sl_free(s->cost[t]);
+    }
+    memset(s, 0, sizeof *s);
+}
+
+int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers, int32_t *order)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        const struct sl_shard *const shard = &s->model->shards[i];
+        if (shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer < n_kv_layers) {
+            order[n++] = i;
+        }
+    }
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        if (s->model->shards[i].kind == SL_SHARD_FFN) {
+            order[n++] = i;
+        }
+    }
+    order[n++] = s->n_shards - 1; /* the head */
+    return n;
+}
+
+size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers)
+{
+    return s->consts_bytes + (size_t)n_kv_layers * s->kv_layer_bytes;
+}
+
+/* FFN number j of m that are not resident: streamed when an even spread of n says so. The first of
+ * a group stays on the host: the copy of the streamed one hides behind it. */
+static bool spread(int32_t j, int32_t m, int32_t n)
+{
+    return (int64_t)(j + 1) * n / m != (int64_t)j * n / m;
+}
+
+void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t *placement)
+{
+    const int32_t n_order = sl_search_resident_order(s, c->n_kv_layers, s->order);
+    memset(placement, SL_PLACE_HOST, (size_t)s->n_shards);
+    for (int32_t i = 0; i < c->n_resident; i++) {
+        placement[s->order[i]] = SL_PLACE_RESIDENT;
+    }
+    int32_t n_ffn = 0;
+    for (int32_t i = c->n_resident; i < n_order; i++) {
+        n_ffn += s->model->shards[s->order[i]].kind == SL_SHARD_FFN;
+    }
+    int32_t j = 0;
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        const struct sl_shard *const shard = &s->model->shards[i];
+        s->item_bytes[i] = s->image_bytes[i];
+        if (shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer >= c->n_kv_layers) {
+            s->item_bytes[i] += s->kv_layer_bytes;
+        }
+        if (placement[i] == SL_PLACE_RESIDENT) {
+            continue;
+        }
+        bool streamed = false;
+        if (shard->kind == SL_SHARD_ATTENTION) {
+            streamed = (int32_t)shard->layer < c->n_kv_layers || c->attention_streamed;
+        } else if (shard->kind == SL_SHARD_FFN) {
+            streamed = spread(j++, n_ffn, c->n_ffn_streamed);
+        } else {
+            streamed = c->head_on_device;
+        }
+        placement[i] = streamed ? SL_PLACE_STREAMED : SL_PLACE_HOST;
+    }
+}
+
+/* Score a candidate whose counts are set; false when it cannot run. */
+static bool score(struct sl_search *s, struct sl_candidate *c)
+{
+    sl_search_place(s, c, s->placement);
+    const int32_t n_steps = sl_steps_compile(s->placement, s->item_bytes, s->n_shards,
+                                             c->ring_bytes, s->steps, s->step_scratch);
+    if (n_steps < 0) {
+        return false;
+    }
+    const struct sl_shard_cost *cost = s->cost[c->tier];
+    if (c->attention_streamed && c->n_kv_layers < s->n_layers) {
+        memcpy(s->candidate_cost, cost, (size_t)s->n_shards * sizeof *cost);
+        for (int32_t i = 0; i < s->n_shards; i++) {
+            if (s->item_bytes[i] != s->image_bytes[i]) {
+                s->candidate_cost[i].copy_ns += s->kv_copy_ns;
+                s->candidate_cost[i].download_ns = s->kv_download_ns[c->tier];
+            }
+        }
+        cost = s->candidate_cost;
+    }
+    c->result = sl_steps_simulate(s->steps, n_steps, s->placement, cost, &s->hop[c->tier],
+                                  s->done_ns, s->ready_ns);
+    return true;
+}
+
+/* Set n_resident to what fits; false when the fixed parts alone do not. */
+static bool fill_resident(struct sl_search *s, struct sl_candidate *c, int32_t most)
+{
+    size_t used = sl_search_base_bytes(s, c->n_kv_layers) + c->top_bytes;
+    if (used > s->budget_bytes) {
+        return false;
+    }
+    const int32_t n_order = sl_search_resident_order(s, c->n_kv_layers, s->order);
+    c->n_resident = 0;
+    while (c->n_resident < n_order && c->n_resident < most) {
+        const int32_t i = s->order[c->n_resident];
+        if (i == s->n_shards - 1 && !c->head_on_device) {
+            break;
+        }
+        if (used + s->image_bytes[i] > s->budget_bytes) {
+            break;
+        }
+        used += s->image_bytes[i];
+        c->n_resident++;
+    }
+    return true;
+}
+
+/* What a strategy leaves open. */
+struct bounds {
+    bool ring[4];       /* ring of 0, 1, 2, 3 largest shards */
+    bool head[2];       /* head on the host, on the device */
+    bool attention[2];  /* attention with host KV: on the CPU, streamed */
+    bool ffn_none, ffn_some, ffn_all; /* streamed share of the FFNs that are not resident */
+    int32_t most_resident;
+    bool whole;      /* resident must reach everything (that is on the device) */
+    bool kv_all_only; /* KV of all layers must be in VRAM */
+};
+
+static struct bounds strategy_bounds(enum sl_strategy strategy)
+{
+    struct bounds b = {.most_resident = INT32_MAX};
+    switch (strategy) {
+    case SL_STRATEGY_AUTO:
+        b = (struct bounds){{true, true, true, true}, {true, true}, {true, true},
+                            true, true, true, INT32_MAX, false, false};
+        break;
+    case SL_STRATEGY_HOST:
+        break;
+    case SL_STRATEGY_RESIDENT:
+    case SL_STRATEGY_RESIDENT_BUT_HEAD:
+        b.ring[0] = true;
+        b.head[strategy == SL_STRATEGY_RESIDENT] = true;
+        b.attention[0] = true;
+        b.ffn_none = true;
+        b.whole = true;
+        b.kv_all_only = true;
+        break;
+    case SL_STRATEGY_FFN_HOST:
+        b.ring[0] = true;
+        b.head[0] = b.head[1] = true;
+        b.attention[0] = true;
+        b.ffn_none = true;
+        break;
+    case SL_STRATEGY_FFN_STREAMED:
+        b.ring[0] = b.ring[1] = true;
+        b.head[1] = true;
+        b.attention[1] = true;
+        b.ffn_all = true;
+        break;
+    case SL_STRATEGY_STREAMED:
+    default:
+        b.ring[2] = true;
+        b.head[1] = true;
+        b.attention[1] = true;
+        b.ffn_all = true;
+        b.most_resident = 0;
+        break;
+    }
+    return b;
+}
+
+static size_t activation_bytes(const struct sl_search *s, int32_t tier, bool head_on_device)
+{
+    const struct sl_tier_sizes *const z = &s->sizes[tier];
+    return z->hidden_bytes + z->io_bytes + z->workspace_bytes + z->scratch_bytes +
+           (head_on_device ? z->logits_bytes : 0);
+}
+
+/* Ring size for a multiple of the largest shard that may be streamed in this candidate. */
+static size_t ring_bytes(const struct sl_search *s, const struct sl_candidate *c, int32_t multiple,
+                         bool head_streamed)
+{
+    size_t item = max_size(s->max_ffn_bytes, s->max_attention_bytes);
+    if (c->attention_streamed && c->n_kv_layers < s->n_layers) {
+        item = max_size(item, s->max_attention_bytes + s->kv_layer_bytes);
+    }
+    size_t bytes = (size_t)multiple * item;
+    if (multiple > 0 && head_streamed) {
+        bytes = max_size(bytes, s->head_bytes);
+    }
+    return bytes;
+}
+
+/* The FFNs, and whether the head, beyond the resident prefix. */
+static int32_t ffn_left(const struct sl_search *s, const struct sl_candidate *c)
+{
+    const int32_t attention = c->n_kv_layers;
+    const int32_t resident = c->n_resident > attention ? c->n_resident - attention : 0;
+    return resident < s->n_layers ? s->n_layers - resident : 0;
+}
+
+/* Try every streamed count for a candidate that is otherwise set; keep the best in *best. */
+static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct bounds *b,
+                       bool feasible_only, struct sl_candidate *best, bool *found)
+{
+    const int32_t n_order = sl_search_resident_order(s, c.n_kv_layers, s->order);
+    const bool head_resident = c.n_resident == n_order;
+    const int32_t left = ffn_left(s, &c);
+    const bool must_stream = c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident) ||
+                             (c.attention_streamed && c.n_kv_layers < s->n_layers);
+    if (b->whole && (left > 0 || c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident))) {
+        return;
+    }
+    for (int32_t g = 0; g <= FFN_GRID; g++) {
+        c.n_ffn_streamed = (int32_t)((int64_t)left * g / FFN_GRID);
+        if (g > 0 && c.n_ffn_streamed == (int32_t)((int64_t)left * (g - 1) / FFN_GRID)) {
+            continue;
+        }
+        const bool none = c.n_ffn_streamed == 0, all = c.n_ffn_streamed == left;
+        if (!((none && b->ffn_none) || (all && b->ffn_all) || (!none && !all && b->ffn_some))) {
+            continue;
+        }
+        const bool streams = must_stream || !none;
+        if (streams != (c.ring_bytes > 0)) {
+            continue;
+        }
+        c.uses_device = c.n_resident > 0 || streams;
+        if (!c.uses_device) {
+            continue;
+        }
+        if (feasible_only) {
+            *best = c;
+            *found = true;
+            return;
+        }
+        if (score(s, &c) && (!*found || c.result.pass_ns < best->result.pass_ns)) {
+            *best = c;
+            *found = true;
+        }
+    }
+}
+
+/* Best candidate of a tier that uses the device, for a number of layers with KV in VRAM. */
+static bool search_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers,
+                        const struct bounds *b, bool feasible_only, struct sl_candidate *best)
+{
+    bool found = false;
+    for (int32_t k = 0; k < 4 * 2 * 2 && !(found && feasible_only); k++) {
+        const int32_t multiple = k / 4, head = k / 2 % 2, attention = k % 2;
+        if (!b->ring[multiple] || !b->head[head] || !b->attention[attention]) {
+            continue;
+        }
+        if (attention == 1 && n_kv_layers == s->n_layers && b->attention[0]) {
+            continue; /* the same as attention == 0 */
+        }
+        struct sl_candidate c = {.tier = tier,
+                                 .n_kv_layers = n_kv_layers,
+                                 .head_on_device = head == 1,
+                                 .attention_streamed = attention == 1};
+        /* First as if the head were resident; when it turns out not to be, its slot counts. */
+        for (int32_t head_streamed = 0; head_streamed <= head; head_streamed++) {
+            c.ring_bytes = ring_bytes(s, &c, multiple, head_streamed == 1);
+            c.top_bytes = c.ring_bytes + activation_bytes(s, tier, c.head_on_device);
+            if (!fill_resident(s, &c, b->most_resident)) {
+                continue;
+            }
+            search_ffn(s, c, b, feasible_only, best, &found);
+        }
+    }
+    return found;
+}
+
+/* The candidate with everything on the CPU. */
+static struct sl_candidate host_candidate(struct sl_search *s, int32_t tier)
+{
+    struct sl_candidate c = {.tier = tier};
+    score(s, &c);
+    return c;
+}
+
+/* Plan every tier for one number of KV layers. Returns the score (lower is better), or HUGE_VAL. */
+static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_kv_layers,
+                         struct sl_choice *out)
+{
+    *out = (struct sl_choice){.n_kv_layers = n_kv_layers};
+    double best_ns_per_token = HUGE_VAL;
+    int32_t best_tier = 0;
+    for (int32_t t = 0; t < s->n_tiers; t++) {
+        struct sl_candidate *const c = &out->tiers[t];
+        bool found = s->budget_bytes > 0 && search_tier(s, t, n_kv_layers, b, false, c);
+        if (n_kv_layers == 0 && (s->options.strategy == SL_STRATEGY_AUTO ||
+                                 s->options.strategy == SL_STRATEGY_HOST || s->budget_bytes == 0)) {
+            const struct sl_candidate host = host_candidate(s, t);
+            if (!found || host.result.pass_ns < c->result.pass_ns) {
+                *c = host;
+                found = true;
+            }
+        }
+        if (!found) {
+            break;
+        }
+        out->n_tiers = t + 1;
+        const double per_token = c->result.pass_ns / sl_tier_tokens[t];
+        if (per_token < best_ns_per_token) {
+            best_ns_per_token = per_token;
+            best_tier = t;
+        }
+    }
+    if (out->n_tiers == 0) {
+        return HUGE_VAL;
+    }
+    if (s->options.max_ubatch == 0) {
+        out->n_tiers = best_tier + 1;
+    }
+    for (int32_t t = 0; t < out->n_tiers; t++) {
+        const struct sl_candidate *const c = &out->tiers[t];
+        if (!c->uses_device) {
+            continue;
+        }
+        size_t used = sl_search_base_bytes(s, n_kv_layers) + c->top_bytes;
+        sl_search_resident_order(s, n_kv_layers, s->order);
+        for (int32_t i = 0; i < c->n_resident; i++) {
+            used += s->image_bytes[s->order[i]];
+        }
+        out->arena_bytes = max_size(out->arena_bytes, used);
+    }
+    return SCORE_GENERATED * out->tiers[0].result.pass_ns + SCORE_PROMPT * best_ns_per_token;
+}
+
+/* Numbers of KV layers worth trying, most first: none, all, the most that fit, and a spread. */
+static int32_t kv_candidates(const struct sl_search *s, const struct bounds *b, int32_t *out)
+{
+    if (s->budget_bytes == 0 || s->options.strategy == SL_STRATEGY_HOST) {
+        out[0] = 0;
+        return 1;
+    }
+    if (b->kv_all_only) {
+        out[0] = s->n_layers;
+        return 1;
+    }
+    const size_t fixed = s->consts_bytes + activation_bytes(s, 0, false);
+    const size_t unit = s->kv_layer_bytes + s->max_attention_bytes;
+    int32_t most = 0;
+    if (fixed < s->budget_bytes) {
+        const uint64_t fit = (s->budget_bytes - fixed) / (unit ? unit : 1);
+        most = fit < (uint64_t)s->n_layers ? (int32_t)fit : s->n_layers;
+    }
+    int32_t n = 0;
+    for (int32_t k = 0; k < MAX_KV_CANDIDATES - 1; k++) {
+        const int32_t a = most - most * k / (MAX_KV_CANDIDATES - 2);
+        if (n == 0 || out[n - 1] != a) {
+            out[n++] = a;
+        }
+    }
+    if (most < s->n_layers && s->options.strategy == SL_STRATEGY_STREAMED) {
+        out[n++] = s->n_layers;
+    }
+    return n;
+}
+
+/* Whether the strategy can use the device in a budget at all (one token at a time). */
+static bool feasible(struct sl_search *s, const struct bounds *b, uint64_t budget)
+{
+    const uint64_t kept = s->budget_bytes;
+    s->budget_bytes = budget;
+    int32_t kv[MAX_KV_CANDIDATES + 1];
+    const int32_t n = kv_candidates(s, b, kv);
+    bool found = false;
+    for (int32_t i = 0; i < n && !found; i++) {
+        struct sl_candidate c;
+        found = search_tier(s, 0, kv[i], b, true, &c);
+    }
+    s->budget_bytes = kept;
+    return found;
+}
+
+static uint64_t smallest_budget(struct sl_search *s, const struct bounds *b)
+{
+    uint64_t high = sl_search_base_bytes(s, s->n_layers) + activation_bytes(s, 0, true) +
+                    4 * (s->max_ffn_bytes + s->max_attention_bytes + s->head_bytes + s->kv_layer_bytes);
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        high += s->image_bytes[i];
+    }
+    uint64_t low_pages = 0, high_pages = high / PAGE_BYTES + 1;
+    while (low_pages + 1 < high_pages) {
+        const uint64_t middle = (low_pages + high_pages) / 2;
+        if (feasible(s, b, middle * PAGE_BYTES)) {
+            high_pages = middle;
+        } else {
+            low_pages = middle;
+        }
+    }
+    return high_pages * PAGE_BYTES;
+}
+
+enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
+                                 struct sluice_error *err)
+{
+    const enum sl_strategy strategy = s->options.strategy;
+    const struct bounds b = strategy_bounds(strategy);
+    int32_t kv[MAX_KV_CANDIDATES + 1];
+    const int32_t n = kv_candidates(s, &b, kv);
+    double best = HUGE_VAL;
+    struct sl_choice choice;
+    for (int32_t i = 0; i < n; i++) {
+        const double value = plan_tiers(s, &b, kv[i], &choice);
+        if (value < best) {
+            best = value;
+            *out = choice;
+        }
+    }
+    const bool device = s->profile->kind != SL_DEVICE_NONE && strategy != SL_STRATEGY_HOST;
+    const uint64_t smallest = device ? smallest_budget(s, &b) : 0;
+    if (best == HUGE_VAL) {
+        if (err) {
+            sl_error_set(err, SLUICE_STATUS_BUDGET,
+                         "strategy %s needs %llu MiB of VRAM, the budget is %llu MiB; give "
+                         "--vram %lluM or choose --strategy auto",
+                         sl_strategy_name(strategy), (unsigned long long)(smallest >> 20),
+                         (unsigned long long)(s->options.budget_bytes >> 20),
+                         (unsigned long long)(smallest >> 20));
+            err->needed = smallest;
+            err->allowed = s->options.budget_bytes;
+        }
+        return SLUICE_STATUS_BUDGET;
+    }
+    out->smallest_budget_bytes = smallest;
+    return SLUICE_STATUS_OK;
+}
+
+double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *c,
+                          const uint8_t *placement)
+{
+    const struct sl_profile *const p = s->profile;
+    double outside = 0, inside = 0, compute_ns = 0;
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        if (placement[i] == SL_PLACE_RESIDENT) {
+            inside += (double)s->image_bytes[i];
+        } else {
+            outside += (double)s->image_bytes[i];
+        }
+        compute_ns += s->cost[c->tier][i].gpu_ns;
+    }
+    const double dram = p->kind == SL_DEVICE_NONE || !c->uses_device ? p->dram_bytes_per_s
+                                                                    : p->dram_busy_bytes_per_s;
+    if (sl_tier_tokens[c->tier] <= 16 || p->kind == SL_DEVICE_NONE || !c->uses_device) {
+        const double by_dram = dram > 0 ? 1e9 * outside / dram : 0;
+        const double by_vram = p->vram_bytes_per_s > 0 ? 1e9 * inside / p->vram_bytes_per_s : 0;
+        return fmax(by_dram, by_vram);
+    }
+    const double link = p->h2d_bytes_per_s[SL_N_COPY_SIZES - 1];
+    return fmax(compute_ns, link > 0 ? 1e9 * outside / link : 0);
+}

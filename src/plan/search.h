@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The planner's search space. A candidate of a tier is a handful of counts; everything else (what
+ * is resident, where streamed shards lie over the depth, the map) follows from them by rule, so the
+ * space is small enough to be searched whole, each point scored by the simulator.
+ */
+#ifndef SL_PLAN_SEARCH_H
+#define SL_PLAN_SEARCH_H
+
+#include "plan/plan.h"
+
+/* VRAM for activations of a full pass of a tier, each rounded to 256 bytes. */
+struct sl_tier_sizes {
+    size_t hidden_bytes, io_bytes, workspace_bytes, scratch_bytes, logits_bytes;
+};
+
+struct sl_candidate {
+    int32_t tier;
+    int32_t n_kv_layers;     /* layers with KV in VRAM */
+    int32_t n_resident;      /* prefix of the resident order */
+    int32_t n_ffn_streamed;  /* of the FFNs that are not resident, spread evenly */
+    bool attention_streamed; /* layers with KV on the host: streamed, else on the CPU */
+    bool head_on_device;     /* resident when the prefix reaches it, else streamed */
+    bool uses_device;
+    size_t ring_bytes;
+    size_t top_bytes; /* ring and activations */
+    struct sl_sim_result result;
+};
+
+/* What the search settled on. */
+struct sl_choice {
+    int32_t n_kv_layers;
+    int32_t n_tiers;
+    struct sl_candidate tiers[SL_N_TIERS];
+    size_t arena_bytes;
+    uint64_t smallest_budget_bytes;
+};
+
+struct sl_search {
+    const struct sl_model *model;
+    const struct sl_profile *profile;
+    struct sl_plan_options options;
+    int32_t depth;
+    int32_t n_shards, n_layers;
+    int32_t n_tiers; /* tiers up to the largest micro-batch asked for */
+    uint64_t budget_bytes; /* usable: whole pages of the device allocator */
+    size_t consts_bytes, kv_layer_bytes;
+    size_t max_ffn_bytes, max_attention_bytes, head_bytes; /* packed images */
+    struct sl_tier_sizes sizes[SL_N_TIERS];
+    struct sl_hop_cost hop[SL_N_TIERS];
+    /* By shard. item_bytes follows the candidate's KV homes (sl_search_place). */
+    size_t *image_bytes, *item_bytes;
+    struct sl_shard_cost *cost[SL_N_TIERS]; /* weights only; KV added per candidate */
+    double kv_copy_ns, kv_download_ns[SL_N_TIERS];
+    /* Scratch of the scoring loop. */
+    struct sl_shard_cost *candidate_cost;
+    uint8_t *placement;
+    struct sl_step *steps;
+    size_t *step_scratch;
+    double *done_ns, *ready_ns;
+    int32_t *order;
+};
+
+enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *model,
+                                  const struct sl_profile *profile,
+                                  const struct sl_plan_options *options, struct sluice_error *err);
+void sl_search_finish(struct sl_search *s);
+
+/* Find the best choice. BUDGET when the strategy does not fit. */
+enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
+                                 struct sluice_error *err);
+
+/* Rules that turn counts into placements; used by the search and to build the final plan. */
+int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers, int32_t *order);
+size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers);
+void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t *placement);
+
+/* Lower bound on the pass: design.md, "the limit". */
+double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *c,
+                          const uint8_t *placement);
+
+#endif

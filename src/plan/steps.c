@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Step compiler and simulator (see steps.h). Both are linear in the number of shards: the planner
+ * calls them thousands of times.
+ */
+#include "plan/steps.h"
+
+#include <assert.h>
+
+/* Ring offsets of the streamed shards in order, and for each the latest earlier streamed shard
+ * whose bytes it overwrites (as that shard's index + 1; 0: none). */
+static bool place_in_ring(const uint8_t *placement, const size_t *item_bytes, int32_t n_shards,
+                          size_t ring_bytes, size_t *offset, size_t *after)
+{
+    size_t head = 0;
+    int32_t oldest = 0; /* the oldest shard that may still own bytes ahead of the head */
+    bool wrapped = false;
+    for (int32_t i = 0; i < n_shards; i++) {
+        if (placement[i] != SL_PLACE_STREAMED) {
+            continue;
+        }
+        const size_t bytes = item_bytes[i];
+        if (bytes > ring_bytes) {
+            return false;
+        }
+        size_t latest = 0;
+        if (head + bytes > ring_bytes) {
+            /* Whatever lies between the head and the end of the ring is passed over, so its owners
+             * must be done before the ring is written from the start again in the same lap. */
+            while (wrapped && oldest < i) {
+                if (placement[oldest] == SL_PLACE_STREAMED) {
+                    if (offset[oldest] < head) {
+                        break;
+                    }
+                    latest = (size_t)oldest + 1;
+                }
+                oldest++;
+            }
+            head = 0;
+            wrapped = true;
+        }
+        while (wrapped && oldest < i) {
+            if (placement[oldest] == SL_PLACE_STREAMED) {
+                if (offset[oldest] >= head + bytes || offset[oldest] + item_bytes[oldest] <= head) {
+                    break;
+                }
+                latest = (size_t)oldest + 1;
+            }
+            oldest++;
+        }
+        offset[i] = head;
+        after[i] = latest;
+        head += bytes;
+    }
+    return true;
+}
+
+struct compiler {
+    const uint8_t *placement;
+    const size_t *offset;
+    const size_t *after;
+    struct sl_step *steps;
+    int32_t n_steps;
+    int32_t n_shards;
+    int32_t next_copy; /* first shard whose copy has not been issued */
+};
+
+static void emit(struct compiler *c, enum sl_step_kind kind, int32_t shard)
+{
+    struct sl_step *const step = &c->steps[c->n_steps++];
+    *step = (struct sl_step){.kind = kind, .shard = shard, .after = -1};
+    if (c->placement[shard] == SL_PLACE_STREAMED) {
+        step->ring_offset = c->offset[shard];
+        if (kind == SL_STEP_COPY) {
+            step->after = (int32_t)c->after[shard] - 1;
+        }
+    }
+}
+
+/* Issue every copy whose bytes are free or will be once the GPU steps before shard `now` are done. */
+static void emit_copies(struct compiler *c, int32_t now)
+{
+    for (; c->next_copy < c->n_shards; c->next_copy++) {
+        const int32_t i = c->next_copy;
+        if (c->placement[i] != SL_PLACE_STREAMED) {
+            continue;
+        }
+        if ((int32_t)c->after[i] > now) {
+            return;
+        }
+        emit(c, SL_STEP_COPY, i);
+    }
+}
+
+int32_t sl_steps_compile(const uint8_t *placement, const size_t *item_bytes, int32_t n_shards,
+                         size_t ring_bytes, struct sl_step *steps, size_t *scratch)
+{
+    size_t *const offset = scratch;
+    size_t *const after = scratch + n_shards;
+    if (!place_in_ring(placement, item_bytes, n_shards, ring_bytes, offset, after)) {
+        return -1;
+    }
+    struct compiler c = {.placement = placement,
+                         .offset = offset,
+                         .after = after,
+                         .steps = steps,
+                         .n_shards = n_shards};
+    bool on_device = false;
+    for (int32_t i = 0; i < n_shards; i++) {
+        emit_copies(&c, i);
+        if (placement[i] == SL_PLACE_HOST) {
+            if (on_device) {
+                emit(&c, SL_STEP_HIDDEN_DOWN, i);
+                on_device = false;
+            }
+            emit(&c, SL_STEP_CPU, i);
+        } else {
+            if (!on_device) {
+                emit(&c, SL_STEP_HIDDEN_UP, i);
+                on_device = true;
+            }
+            assert(placement[i] != SL_PLACE_STREAMED || c.next_copy > i);
+            emit(&c, SL_STEP_GPU, i);
+        }
+    }
+    assert(c.n_steps <= SL_STEPS_PER_SHARD * n_shards);
+    return c.n_steps;
+}
+
+/* Time the CPU needs from `start` on when the copy engine stays busy until `copy_end`. */
+static double contended_ns(const struct sl_shard_cost *cost, double start, double copy_end)
+{
+    const double overlap = copy_end - start;
+    if (overlap <= 0 || cost->cpu_busy_ns <= cost->cpu_ns) {
+        return cost->cpu_ns;
+    }
+    if (overlap >= cost->cpu_busy_ns) {
+        return cost->cpu_busy_ns;
+    }
+    const double done = overlap / cost->cpu_busy_ns; /* part of the work done under contention */
+    return overlap + (1 - done) * cost->cpu_ns;
+}
+
+static double later(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_steps,
+                                       const uint8_t *placement, const struct sl_shard_cost *cost,
+                                       const struct sl_hop_cost *hop, double *done_ns,
+                                       double *ready_ns)
+{
+    struct sl_sim_result r = {0};
+    double host = 0, copy = 0, gpu = 0, download = 0;
+    for (int32_t k = 0; k < n_steps; k++) {
+        const struct sl_step *const step = &steps[k];
+        const int32_t i = step->shard;
+        const struct sl_shard_cost *const c = &cost[i];
+        switch (step->kind) {
+        case SL_STEP_COPY:
+            copy = later(copy, later(host, step->after >= 0 ? done_ns[step->after] : 0));
+            copy += c->copy_ns;
+            ready_ns[i] = copy;
+            r.copy_busy_ns += c->copy_ns;
+            break;
+        case SL_STEP_GPU:
+            host += c->issue_ns;
+            gpu = later(gpu, host);
+            if (placement[i] == SL_PLACE_STREAMED) {
+                gpu = later(gpu, ready_ns[i]);
+            }
+            gpu += c->gpu_ns;
+            r.gpu_busy_ns += c->gpu_ns;
+            done_ns[i] = gpu;
+            if (placement[i] == SL_PLACE_STREAMED && c->download_ns > 0) {
+                download = later(download, gpu) + c->download_ns;
+                done_ns[i] = download;
+            }
+            break;
+        case SL_STEP_HIDDEN_DOWN:
+            host = later(host, gpu) + hop->down_ns;
+            break;
+        case SL_STEP_HIDDEN_UP:
+            gpu = later(gpu, host) + hop->up_ns;
+            break;
+        case SL_STEP_CPU: {
+            const double t = contended_ns(c, host, copy);
+            host += t;
+            r.cpu_busy_ns += t;
+            break;
+        }
+        }
+    }
+    r.pass_ns = later(later(host, gpu), download);
+    return r;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From placements to steps: the order in which the driver thread issues the work of a pass. The
+ * simulator and the executor walk the same list, so a prediction is of what will run.
+ *
+ * Copies are issued as early as the ring allows: right after the GPU step that frees their bytes.
+ * The ring is a byte FIFO; an item never wraps. Since the copy stream and the compute stream are in
+ * order, waiting for the latest GPU step whose bytes are overwritten is enough.
+ */
+#ifndef SL_PLAN_STEPS_H
+#define SL_PLAN_STEPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum sl_placement { SL_PLACE_HOST, SL_PLACE_STREAMED, SL_PLACE_RESIDENT };
+
+enum sl_step_kind {
+    SL_STEP_COPY,        /* copy stream: wait for `after`, bring the shard into the ring */
+    SL_STEP_GPU,         /* compute stream: wait for the shard's copy, run it */
+    SL_STEP_CPU,         /* run the shard on the pool */
+    SL_STEP_HIDDEN_DOWN, /* hidden state to the host, for `shard`; the driver waits */
+    SL_STEP_HIDDEN_UP,   /* hidden state to the device, for `shard` */
+};
+
+struct sl_step {
+    enum sl_step_kind kind;
+    int32_t shard;
+    int32_t after;      /* COPY: shard whose GPU step frees the bytes; -1: none in this pass */
+    size_t ring_offset; /* COPY and GPU of a streamed shard */
+};
+
+#define SL_STEPS_PER_SHARD 4
+
+/* Compile placements of n_shards in execution order. item_bytes[i] is what shard i needs in the
+ * ring when streamed. `steps` holds SL_STEPS_PER_SHARD * n_shards; `scratch` 2 * n_shards sizes.
+ * Returns the number of steps, or -1 when a streamed shard is larger than the ring. */
+int32_t sl_steps_compile(const uint8_t *placement, const size_t *item_bytes, int32_t n_shards,
+                         size_t ring_bytes, struct sl_step *steps, size_t *scratch);
+
+/* What one pass of a tier costs, per shard, in nanoseconds. */
+struct sl_shard_cost {
+    double cpu_ns;      /* alone */
+    double cpu_busy_ns; /* while copies run */
+    double gpu_ns;
+    double copy_ns;     /* into the ring (weights, and KV that lives on the host) */
+    double download_ns; /* new KV back to the host, streamed attention only */
+    double issue_ns;    /* host time to queue it on the GPU */
+};
+
+struct sl_hop_cost {
+    double down_ns; /* driver waits this long for the hidden state after the GPU has it */
+    double up_ns;
+};
+
+/* Simulated pass time and how busy the engines were. */
+struct sl_sim_result {
+    double pass_ns;
+    double copy_busy_ns;
+    double gpu_busy_ns;
+    double cpu_busy_ns;
+};
+
+/* `done_ns` and `ready_ns` are scratch of n_shards each. */
+struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_steps,
+                                       const uint8_t *placement, const struct sl_shard_cost *cost,
+                                       const struct sl_hop_cost *hop, double *done_ns,
+                                       double *ready_ns);
+
+#endif
