@@ -395,6 +395,9 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
     const int32_t left = ffn_left(s, &c);
     const bool must_stream = c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident) ||
                              (c.attention_streamed && c.n_kv_layers < s->n_layers);
+    if (c.head_on_device && !head_resident && c.ring_bytes < s->head_bytes) {
+        return; /* the head would have to be streamed and does not fit the ring */
+    }
     if (b->whole && (left > 0 || c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident))) {
         return;
     }

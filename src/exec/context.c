@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Life cycle of a context: everything is planned first, then allocated once; the token path
+ * allocates nothing.
+ */
+#include "exec/context.h"
+
+#include <string.h>
+
+#include "base/error.h"
+#include "base/mem.h"
+#include "exec/context_internal.h"
+
+#define HOST_ALIGN 64
+
+static size_t max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Page-locked when there is a device and its quota allows, plain memory otherwise. */
+static enum sluice_status host_buffer_init(struct sl_context *ctx, struct sl_host_buffer *buffer,
+                                           size_t bytes, const char *what,
+                                           struct sluice_error *err)
+{
+    buffer->bytes = bytes;
+    if (bytes == 0) {
+        return SLUICE_STATUS_OK;
+    }
+    if (ctx->device && ctx->device->vt->host_alloc(ctx->device, bytes, &buffer->data, NULL) ==
+                           SLUICE_STATUS_OK) {
+        buffer->locked = true;
+        ctx->stats.locked_bytes += bytes;
+        return SLUICE_STATUS_OK;
+    }
+    buffer->data = sl_alloc_aligned(SL_MEM_EXEC, bytes, HOST_ALIGN);
+    SL_CHECK(buffer->data, OUT_OF_MEMORY, err, "no memory for %s (%zu MiB)", what, bytes >> 20);
+    return SLUICE_STATUS_OK;
+}
+
+static void host_buffer_finish(struct sl_context *ctx, struct sl_host_buffer *buffer)
+{
+    if (buffer->locked) {
+        ctx->device->vt->host_free(ctx->device, buffer->data);
+    } else {
+        sl_free(buffer->data);
+    }
+    memset(buffer, 0, sizeof *buffer);
+}
+
+static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error *err)
+{
+    const struct sl_model *const model = ctx->model;
+    const struct sl_plan *const plan = ctx->plan;
+    const size_t n = (size_t)plan->n_ubatch;
+    const int32_t n_out = plan->options.max_outputs;
+    size_t workspace = 0, scratch = 0;
+    for (uint32_t i = 0; i < model->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        workspace = max_size(workspace,
+                             sl_shard_workspace_bytes(model, shard, plan->n_ubatch, n_out));
+        scratch = max_size(scratch, sl_shard_scratch_bytes(model, shard, plan->n_ubatch, n_out));
+    }
+    scratch = sl_cpu_scratch_bytes(scratch, ctx->pool ? sl_pool_n_threads(ctx->pool) : 1);
+    ctx->workspace = sl_alloc_aligned(SL_MEM_EXEC, workspace, 256);
+    ctx->scratch = sl_alloc_aligned(SL_MEM_EXEC, scratch, 256);
+    SL_CHECK(ctx->workspace && ctx->scratch, OUT_OF_MEMORY, err,
+             "no memory for activations (%zu MiB)", (workspace + scratch) >> 20);
+    SL_TRY(host_buffer_init(ctx, &ctx->hidden, n * model->hp.n_embd * sizeof(float),
+                            "the hidden state", err));
+    SL_TRY(host_buffer_init(ctx, &ctx->io, n * sizeof(int32_t), "positions", err));
+    SL_TRY(host_buffer_init(ctx, &ctx->logits, (size_t)n_out * model->hp.n_vocab * sizeof(float),
+                            "logits", err));
+    const size_t kv_bytes =
+        (model->hp.n_layers - (size_t)plan->n_kv_layers) * plan->kv_layer_bytes;
+    SL_TRY(host_buffer_init(ctx, &ctx->kv, kv_bytes, "the KV cache", err));
+    if (kv_bytes > 0) {
+        memset(ctx->kv.data, 0, kv_bytes);
+    }
+    ctx->stats.host_kv_bytes = kv_bytes;
+    return SLUICE_STATUS_OK;
+}
+
+/* Page-lock the file mappings. A refusal is normal: those copies go through the device's staging. */
+static enum sluice_status register_files(struct sl_context *ctx, struct sluice_error *err)
+{
+    const struct sl_gguf *const file = ctx->model->file;
+    const size_t n_files = sl_gguf_n_files(file);
+    ctx->registered = sl_calloc(SL_MEM_EXEC, n_files, sizeof *ctx->registered);
+    SL_CHECK(ctx->registered, OUT_OF_MEMORY, err, "no memory for the context");
+    for (size_t i = 0; i < n_files; i++) {
+        size_t bytes = 0;
+        const void *const mapping = sl_gguf_mapping(file, i, &bytes);
+        ctx->registered[i] = ctx->device->vt->host_register(ctx->device, mapping, bytes, true,
+                                                            NULL) == SLUICE_STATUS_OK;
+        ctx->stats.locked_bytes += ctx->registered[i] ? bytes : 0;
+    }
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status init_events(struct sl_context *ctx, struct sluice_error *err)
+{
+    const size_t n = ctx->model->n_shards;
+    const struct sl_device_vtable *const vt = ctx->device->vt;
+    ctx->ready = sl_calloc(SL_MEM_EXEC, n, sizeof(struct sl_event *));
+    ctx->done = sl_calloc(SL_MEM_EXEC, n, sizeof(struct sl_event *));
+    ctx->downloaded = sl_calloc(SL_MEM_EXEC, n, sizeof(struct sl_event *));
+    ctx->pending = sl_calloc(SL_MEM_EXEC, n, sizeof *ctx->pending);
+    SL_CHECK(ctx->ready && ctx->done && ctx->downloaded && ctx->pending, OUT_OF_MEMORY, err,
+             "no memory for the context");
+    for (size_t i = 0; i < n; i++) {
+        SL_TRY(vt->event_create(ctx->device, false, &ctx->ready[i], err));
+        SL_TRY(vt->event_create(ctx->device, false, &ctx->done[i], err));
+        SL_TRY(vt->event_create(ctx->device, false, &ctx->downloaded[i], err));
+    }
+    SL_TRY(vt->event_create(ctx->device, false, &ctx->hidden_event, err));
+    SL_TRY(vt->stream_create(ctx->device, &ctx->compute, err));
+    SL_TRY(vt->stream_create(ctx->device, &ctx->copy, err));
+    return vt->stream_create(ctx->device, &ctx->download, err);
+}
+
+/* Cells that were never written are masked, but must not hold NaN: 0 * NaN is NaN. */
+static enum sluice_status clear_device_kv(struct sl_context *ctx, struct sluice_error *err)
+{
+    const struct sl_plan *const plan = ctx->plan;
+    const size_t bytes = (size_t)plan->n_kv_layers * plan->kv_layer_bytes;
+    const size_t piece = bytes < (16u << 20) ? bytes : (16u << 20);
+    if (bytes == 0) {
+        return SLUICE_STATUS_OK;
+    }
+    void *const zeros = sl_calloc(SL_MEM_EXEC, 1, piece);
+    SL_CHECK(zeros, OUT_OF_MEMORY, err, "no memory to clear the KV cache");
+    enum sluice_status status = SLUICE_STATUS_OK;
+    for (size_t at = 0; at < bytes && status == SLUICE_STATUS_OK; at += piece) {
+        const size_t n = bytes - at < piece ? bytes - at : piece;
+        status = ctx->device->vt->copy_to_device(ctx->device, ctx->compute,
+                                                 ctx->arena + plan->kv_offset + at, zeros, n, err);
+    }
+    if (status == SLUICE_STATUS_OK) {
+        status = ctx->device->vt->stream_sync(ctx->device, ctx->compute, err);
+    } else {
+        ctx->device->vt->stream_sync(ctx->device, ctx->compute, NULL);
+    }
+    sl_free(zeros);
+    return status;
+}
+
+/* Everything of the plan that lives in VRAM, in one allocation; consts go up at once. */
+static enum sluice_status init_device(struct sl_context *ctx, struct sluice_error *err)
+{
+    const struct sl_device_vtable *const vt = ctx->device->vt;
+    const struct sl_plan *const plan = ctx->plan;
+    void *arena = NULL;
+    SL_TRY(vt->mem_alloc(ctx->device, plan->arena_bytes, &arena, err));
+    ctx->arena = arena;
+    ctx->stats.arena_bytes = plan->arena_bytes;
+    SL_TRY(register_files(ctx, err));
+    SL_TRY(init_events(ctx, err));
+    SL_TRY(vt->copy_to_device(ctx->device, ctx->compute, ctx->arena + plan->consts_offset,
+                              ctx->model->consts, ctx->model->consts_bytes, err));
+    SL_TRY(vt->stream_sync(ctx->device, ctx->compute, err));
+    return clear_device_kv(ctx, err);
+}
+
+static void finish_device(struct sl_context *ctx)
+{
+    const struct sl_device_vtable *const vt = ctx->device->vt;
+    struct sl_stream *const streams[] = {ctx->compute, ctx->copy, ctx->download};
+    for (size_t i = 0; i < sizeof streams / sizeof streams[0]; i++) {
+        if (streams[i]) {
+            vt->stream_sync(ctx->device, streams[i], NULL);
+        }
+    }
+    struct sl_event **const lists[] = {ctx->ready, ctx->done, ctx->downloaded};
+    for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
+        for (size_t i = 0; lists[k] && i < ctx->model->n_shards; i++) {
+            if (lists[k][i]) {
+                vt->event_destroy(ctx->device, lists[k][i]);
+            }
+        }
+        sl_free(lists[k]);
+    }
+    if (ctx->hidden_event) {
+        vt->event_destroy(ctx->device, ctx->hidden_event);
+    }
+    for (size_t i = 0; i < sizeof streams / sizeof streams[0]; i++) {
+        if (streams[i]) {
+            vt->stream_destroy(ctx->device, streams[i]);
+        }
+    }
+    for (size_t i = 0; ctx->registered && i < sl_gguf_n_files(ctx->model->file); i++) {
+        if (ctx->registered[i]) {
+            size_t bytes = 0;
+            vt->host_unregister(ctx->device, sl_gguf_mapping(ctx->model->file, i, &bytes));
+        }
+    }
+    sl_free(ctx->registered);
+    sl_free(ctx->pending);
+    if (ctx->arena) {
+        vt->mem_free(ctx->device, ctx->arena);
+    }
+}
+
+void sl_context_destroy(struct sl_context **ctx)
+{
+    if (!ctx || !*ctx) {
+        return;
+    }
+    struct sl_context *const c = *ctx;
+    *ctx = NULL;
+    if (c->device) {
+        finish_device(c);
+    }
+    host_buffer_finish(c, &c->hidden);
+    host_buffer_finish(c, &c->io);
+    host_buffer_finish(c, &c->logits);
+    host_buffer_finish(c, &c->kv);
+    sl_free(c->workspace);
+    sl_free(c->scratch);
+    sl_plan_destroy(&c->plan);
+    sl_free(c);
+}
+
+enum sluice_status sl_context_create(struct sl_context **out, const struct sl_model *model,
+                                     const struct sl_context_options *options,
+                                     struct sluice_error *err)
+{
+    *out = NULL;
+    struct sl_context *ctx = sl_calloc(SL_MEM_EXEC, 1, sizeof *ctx);
+    SL_CHECK(ctx, OUT_OF_MEMORY, err, "no memory for a context");
+    ctx->model = model;
+    ctx->pool = options->pool;
+    ctx->kernels = options->kernels ? options->kernels : sl_cpu_kernels(sl_cpu_level());
+    ctx->cancelled = options->cancelled;
+    ctx->cancelled_user = options->cancelled_user;
+    enum sluice_status status = SLUICE_STATUS_OK;
+    struct sl_plan_options plan_options = options->plan;
+    if (!options->device) {
+        plan_options.budget_bytes = 0;
+    }
+    SL_TRY_OUT(sl_plan_create(&ctx->plan, model, options->profile, &plan_options, err));
+    if (ctx->plan->arena_bytes > 0) {
+        ctx->device = options->device;
+        SL_TRY_OUT(init_device(ctx, err));
+    }
+    SL_TRY_OUT(init_host(ctx, err));
+    *out = ctx;
+    return SLUICE_STATUS_OK;
+out:
+    sl_context_destroy(&ctx);
+    return status;
+}
+
+enum sluice_status sl_context_eval(struct sl_context *ctx, const int32_t *tokens, int32_t n,
+                                   int32_t n_outputs, float *logits, struct sluice_error *err)
+{
+    const int32_t n_ctx = ctx->plan->options.n_ctx;
+    const uint32_t n_vocab = ctx->model->hp.n_vocab;
+    SL_CHECK(n >= 1 && n_outputs >= 0 && n_outputs <= n, INVALID_ARGUMENT, err,
+             "%d tokens with %d outputs asked for", n, n_outputs);
+    SL_CHECK(n <= n_ctx - ctx->n_past, INVALID_ARGUMENT, err,
+             "the context of %d tokens is full: %d are used and %d more were given; use a larger "
+             "-c/--ctx-size",
+             n_ctx, ctx->n_past, n);
+    for (int32_t i = 0; i < n; i++) {
+        SL_CHECK(tokens[i] >= 0 && (uint32_t)tokens[i] < n_vocab, INVALID_ARGUMENT, err,
+                 "token %d at %d is outside the vocabulary of %u", tokens[i], i, n_vocab);
+    }
+    for (int32_t at = 0; at < n;) {
+        const int32_t m = n - at < ctx->plan->n_ubatch ? n - at : ctx->plan->n_ubatch;
+        /* Outputs of this pass: the part of the last n_outputs tokens that lies in it. */
+        const int32_t first_output = n - n_outputs;
+        const int32_t skip = first_output > at ? first_output - at : 0;
+        const int32_t outputs = skip < m ? m - skip : 0;
+        float *const rows =
+            logits && outputs > 0 ? logits + (size_t)(at + skip - first_output) * n_vocab : NULL;
+        SL_TRY(sl_pass_run(ctx, tokens + at, m, outputs, rows, err));
+        at += m;
+    }
+    return SLUICE_STATUS_OK;
+}
+
+float *sl_context_logits(struct sl_context *ctx)
+{
+    return ctx->logits.data;
+}
+
+int32_t sl_context_n_past(const struct sl_context *ctx)
+{
+    return ctx->n_past;
+}
+
+void sl_context_truncate(struct sl_context *ctx, int32_t n)
+{
+    if (n >= 0 && n < ctx->n_past) {
+        ctx->n_past = n;
+    }
+}
+
+const struct sl_plan *sl_context_plan(const struct sl_context *ctx)
+{
+    return ctx->plan;
+}
+
+void sl_context_get_stats(const struct sl_context *ctx, struct sl_context_stats *out)
+{
+    *out = ctx->stats;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A context: one user of a model, with its plan, KV cache, VRAM arena and host buffers. Runs passes
+ * of tokens through the plan and gives logits. One thread at a time per context.
+ */
+#ifndef SL_EXEC_CONTEXT_H
+#define SL_EXEC_CONTEXT_H
+
+#include "base/pool.h"
+#include "cpu/cpu.h"
+#include "device/device.h"
+#include "model/model.h"
+#include "plan/plan.h"
+
+struct sl_context;
+
+struct sl_context_options {
+    struct sl_device *device; /* borrowed; NULL: CPU only */
+    struct sl_pool *pool;     /* borrowed; NULL: the caller's thread alone */
+    const struct sl_cpu_kernels *kernels; /* NULL: the best of this machine */
+    const struct sl_profile *profile;     /* read during creation only */
+    struct sl_plan_options plan;
+    /* Polled between steps; true stops the pass with CANCELLED. May be NULL. */
+    bool (*cancelled)(void *user);
+    void *cancelled_user;
+};
+
+struct sl_context_stats {
+    uint64_t arena_bytes;      /* VRAM allocated: the high-water mark, never over the budget */
+    uint64_t host_kv_bytes;    /* KV cache in system memory */
+    uint64_t locked_bytes;     /* page-locked system memory */
+    uint64_t copied_bytes;     /* weights and KV copied to the device by all passes */
+    uint64_t n_passes;
+    uint64_t n_tokens;
+    uint64_t last_pass_ns;
+    int32_t last_tier;
+    /* By tier: passes that were full, and their mean time, beside the plan's prediction. */
+    uint64_t tier_passes[SL_N_TIERS];
+    double tier_ns[SL_N_TIERS];
+};
+
+/* Plan, allocate, page-lock. BUDGET carries the smallest budget that works; nothing is left behind
+ * on failure. `model` is borrowed and must outlive the context. */
+enum sluice_status sl_context_create(struct sl_context **out, const struct sl_model *model,
+                                     const struct sl_context_options *options,
+                                     struct sluice_error *err);
+void sl_context_destroy(struct sl_context **ctx);
+
+/* Append `n` tokens to the sequence, in passes of up to the micro-batch, and compute the logits of
+ * the last n_outputs of them (0 .. n) into `logits` [n_outputs, n_vocab]. With logits NULL the
+ * last min(n_outputs, max_outputs) rows stay in the context's own buffer (sl_context_logits).
+ * INVALID_ARGUMENT when the context is full or a token is out of range. On any failure the
+ * sequence keeps the length of the last complete pass. */
+enum sluice_status sl_context_eval(struct sl_context *ctx, const int32_t *tokens, int32_t n,
+                                   int32_t n_outputs, float *logits, struct sluice_error *err);
+/* The rows of the last evaluation with logits NULL; the caller may write to them (samplers do). */
+float *sl_context_logits(struct sl_context *ctx);
+
+/* Tokens in the cache; and forget all but the first n of them. */
+int32_t sl_context_n_past(const struct sl_context *ctx);
+void sl_context_truncate(struct sl_context *ctx, int32_t n);
+
+const struct sl_plan *sl_context_plan(const struct sl_context *ctx);
+void sl_context_get_stats(const struct sl_context *ctx, struct sl_context_stats *out);
+
+#endif

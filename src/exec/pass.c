@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Running a pass: the driver thread walks the steps of the tier's plan, queues copies and GPU work
+ * on their streams, and runs CPU steps on the pool itself.
+ *
+ *   copy stream      c0 c1 c2 ...          waits for done[] of the step that frees its bytes
+ *   compute stream        g0    g1 ...     waits for ready[] of its own copy
+ *   download stream          d0 ...        new KV of streamed attention, after done[]
+ *   driver + pool      cpu      cpu        after the hidden state is down
+ *
+ * Every pass ends with all streams idle, so the first copies of a pass need no wait.
+ */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "exec/context_internal.h"
+
+struct pass {
+    struct sl_context *ctx;
+    const struct sl_device_vtable *vt;
+    const struct sl_tier_plan *tier;
+    int32_t n;         /* tokens */
+    int32_t n_outputs; /* logits of the last n_outputs */
+    float *logits;     /* or NULL: the context's buffer */
+    int32_t last_download; /* latest shard with a KV download in this pass; -1: none */
+    struct sluice_error *err;
+};
+
+static bool kv_on_host(const struct sl_context *ctx, const struct sl_shard *shard)
+{
+    return shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer >= ctx->plan->n_kv_layers;
+}
+
+static uint8_t *host_kv(const struct sl_context *ctx, const struct sl_shard *shard)
+{
+    return (uint8_t *)ctx->kv.data +
+           (shard->layer - (size_t)ctx->plan->n_kv_layers) * ctx->plan->kv_layer_bytes;
+}
+
+static size_t image_bytes(const struct sl_shard *shard)
+{
+    return (shard->bytes + 255) & ~(size_t)255;
+}
+
+static size_t kv_block_bytes(const struct sl_context *ctx)
+{
+    return sl_kv_block_bytes(ctx->plan->options.kv_type, (int32_t)ctx->model->hp.n_kv_heads,
+                             (int32_t)ctx->model->hp.head_dim);
+}
+
+/* Where a shard's weights are in VRAM. */
+static uint8_t *device_image(const struct pass *p, int32_t shard, size_t ring_offset)
+{
+    const struct sl_context *const ctx = p->ctx;
+    if (p->tier->placement[shard] == SL_PLACE_RESIDENT) {
+        return ctx->arena + ctx->plan->resident_offset[shard];
+    }
+    return ctx->arena + p->tier->ring_offset + ring_offset;
+}
+
+static enum sluice_status copy_weights(struct pass *p, const struct sl_shard *shard, uint8_t *image)
+{
+    struct sl_context *const ctx = p->ctx;
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        const struct sl_weight *const weight = &shard->weights[w];
+        if (!weight->name) {
+            continue;
+        }
+        SL_TRY(p->vt->copy_to_device(ctx->device, ctx->copy, image + weight->offset, weight->m.data,
+                                     weight->bytes, p->err));
+        ctx->stats.copied_bytes += weight->bytes;
+    }
+    return SLUICE_STATUS_OK;
+}
+
+/* Make the tier's resident prefix valid: upload what a shorter prefix had given up. The passes that
+ * ran since may have used those bytes for their ring and activations. */
+static enum sluice_status switch_tier(struct pass *p)
+{
+    struct sl_context *const ctx = p->ctx;
+    const struct sl_plan *const plan = ctx->plan;
+    while (ctx->n_valid < p->tier->n_resident) {
+        const int32_t i = plan->resident_order[ctx->n_valid];
+        SL_TRY(copy_weights(p, &ctx->model->shards[i], ctx->arena + plan->resident_offset[i]));
+        SL_TRY(p->vt->event_record(ctx->device, ctx->ready[i], ctx->copy, p->err));
+        ctx->pending[i] = true;
+        ctx->n_valid++;
+    }
+    ctx->n_valid = p->tier->n_resident;
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status run_copy(struct pass *p, const struct sl_step *step)
+{
+    struct sl_context *const ctx = p->ctx;
+    const struct sl_shard *const shard = &ctx->model->shards[step->shard];
+    uint8_t *const image = device_image(p, step->shard, step->ring_offset);
+    if (step->after >= 0) {
+        SL_TRY(p->vt->stream_wait(ctx->device, ctx->copy, ctx->done[step->after], p->err));
+        /* The bytes may also belong to a KV slot that is still being downloaded. */
+        for (int32_t i = step->after; i >= 0 && p->last_download >= 0; i--) {
+            if (p->tier->placement[i] == SL_PLACE_STREAMED && kv_on_host(ctx, &ctx->model->shards[i])) {
+                SL_TRY(p->vt->stream_wait(ctx->device, ctx->copy, ctx->downloaded[i], p->err));
+                break;
+            }
+        }
+    }
+    SL_TRY(copy_weights(p, shard, image));
+    if (kv_on_host(ctx, shard)) {
+        /* With the blocks that this pass will write: their other cells must hold finite values. */
+        const size_t n_blocks = ((size_t)(ctx->n_past + p->n) + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+        const size_t bytes = n_blocks * kv_block_bytes(ctx);
+        SL_TRY(p->vt->copy_to_device(ctx->device, ctx->copy, image + image_bytes(shard),
+                                     host_kv(ctx, shard), bytes, p->err));
+        ctx->stats.copied_bytes += bytes;
+    }
+    return p->vt->event_record(ctx->device, ctx->ready[step->shard], ctx->copy, p->err);
+}
+
+/* What CPU and GPU bindings have in common. */
+static struct sl_shard_bind common_bind(const struct pass *p)
+{
+    const struct sl_context *const ctx = p->ctx;
+    return (struct sl_shard_bind){.kv = {.type = ctx->plan->options.kv_type,
+                                         .n_kv_heads = (int32_t)ctx->model->hp.n_kv_heads,
+                                         .head_dim = (int32_t)ctx->model->hp.head_dim},
+                                  .n_tokens = p->n,
+                                  .n_kv_max = ctx->n_past + p->n};
+}
+
+static struct sl_shard_bind device_bind(const struct pass *p, int32_t index, size_t ring_offset)
+{
+    const struct sl_context *const ctx = p->ctx;
+    const struct sl_plan *const plan = ctx->plan;
+    const struct sl_shard *const shard = &ctx->model->shards[index];
+    uint8_t *const image = device_image(p, index, ring_offset);
+    struct sl_shard_bind bind = common_bind(p);
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        bind.weights[w] = shard->weights[w].name ? image + shard->weights[w].offset : NULL;
+    }
+    bind.consts = (const float *)(ctx->arena + plan->consts_offset);
+    bind.hidden = (float *)(ctx->arena + p->tier->hidden_offset);
+    bind.workspace = ctx->arena + p->tier->workspace_offset;
+    bind.pos = (const int32_t *)(ctx->arena + p->tier->io_offset);
+    bind.logits = (float *)(ctx->arena + p->tier->logits_offset);
+    bind.kv.data = kv_on_host(ctx, shard)
+                       ? image + image_bytes(shard)
+                       : ctx->arena + plan->kv_offset + shard->layer * plan->kv_layer_bytes;
+    return bind;
+}
+
+static struct sl_shard_bind host_bind(const struct pass *p, int32_t index)
+{
+    const struct sl_context *const ctx = p->ctx;
+    const struct sl_shard *const shard = &ctx->model->shards[index];
+    struct sl_shard_bind bind = common_bind(p);
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        bind.weights[w] = shard->weights[w].name ? shard->weights[w].m.data : NULL;
+    }
+    bind.consts = ctx->model->consts;
+    bind.hidden = ctx->hidden.data;
+    bind.workspace = ctx->workspace;
+    bind.pos = ctx->io.data;
+    bind.logits = ctx->logits.data;
+    bind.kv.data = kv_on_host(ctx, shard) ? host_kv(ctx, shard) : NULL;
+    return bind;
+}
+
+/* The head makes logits for groups of up to max_outputs rows, so that its buffer stays small. */
+struct group {
+    int32_t end; /* tokens of the pass up to the end of this group */
+    int32_t n;
+};
+
+static bool next_group(const struct pass *p, int32_t *at, struct group *out)
+{
+    if (*at >= p->n_outputs) {
+        return false;
+    }
+    const int32_t most = p->ctx->plan->options.max_outputs;
+    out->n = p->n_outputs - *at < most ? p->n_outputs - *at : most;
+    *at += out->n;
+    out->end = p->n - p->n_outputs + *at;
+    return true;
+}
+
+static float *group_logits(const struct pass *p, int32_t at, const struct group *g)
+{
+    return p->logits ? p->logits + (size_t)(at - g->n) * p->ctx->model->hp.n_vocab : NULL;
+}
+
+static enum sluice_status run_head_on_device(struct pass *p, struct sl_shard_bind bind,
+                                             const struct sl_shard *shard)
+{
+    struct sl_context *const ctx = p->ctx;
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    const size_t row_bytes = ctx->model->hp.n_vocab * sizeof(float);
+    struct group g;
+    for (int32_t at = 0; next_group(p, &at, &g);) {
+        bind.n_tokens = g.end;
+        bind.n_outputs = g.n;
+        const int n_ops = sl_shard_build(ctx->model, shard, &bind, ops);
+        SL_TRY(p->vt->run(ctx->device, ctx->compute, ops, n_ops,
+                          ctx->arena + p->tier->scratch_offset, p->err));
+        SL_TRY(p->vt->copy_to_host(ctx->device, ctx->compute, ctx->logits.data, bind.logits,
+                                   (size_t)g.n * row_bytes, p->err));
+        float *const rows = group_logits(p, at, &g);
+        if (rows || at < p->n_outputs) {
+            SL_TRY(p->vt->stream_sync(ctx->device, ctx->compute, p->err));
+        }
+        if (rows) {
+            memcpy(rows, ctx->logits.data, (size_t)g.n * row_bytes);
+        }
+    }
+    return SLUICE_STATUS_OK;
+}
+
+static void run_head_on_host(struct pass *p, struct sl_shard_bind bind,
+                             const struct sl_shard *shard)
+{
+    struct sl_context *const ctx = p->ctx;
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    struct group g;
+    for (int32_t at = 0; next_group(p, &at, &g);) {
+        bind.n_tokens = g.end;
+        bind.n_outputs = g.n;
+        const int n_ops = sl_shard_build(ctx->model, shard, &bind, ops);
+        sl_cpu_run(ctx->kernels, ctx->pool, ops, n_ops, ctx->scratch);
+        float *const rows = group_logits(p, at, &g);
+        if (rows) {
+            memcpy(rows, ctx->logits.data, (size_t)g.n * ctx->model->hp.n_vocab * sizeof(float));
+        }
+    }
+}
+
+/* Bring the KV blocks that this pass wrote back to their home. */
+static enum sluice_status download_kv(struct pass *p, int32_t index, const struct sl_shard *shard,
+                                      const uint8_t *device_kv)
+{
+    struct sl_context *const ctx = p->ctx;
+    const size_t block_bytes = kv_block_bytes(ctx);
+    const size_t first = (size_t)ctx->n_past / SL_KV_BLOCK;
+    const size_t last = (size_t)(ctx->n_past + p->n - 1) / SL_KV_BLOCK;
+    SL_TRY(p->vt->stream_wait(ctx->device, ctx->download, ctx->done[index], p->err));
+    SL_TRY(p->vt->copy_to_host(ctx->device, ctx->download,
+                               host_kv(ctx, shard) + first * block_bytes,
+                               device_kv + first * block_bytes, (last - first + 1) * block_bytes,
+                               p->err));
+    p->last_download = index;
+    return p->vt->event_record(ctx->device, ctx->downloaded[index], ctx->download, p->err);
+}
+
+static enum sluice_status run_gpu(struct pass *p, const struct sl_step *step)
+{
+    struct sl_context *const ctx = p->ctx;
+    const int32_t i = step->shard;
+    const struct sl_shard *const shard = &ctx->model->shards[i];
+    const bool streamed = p->tier->placement[i] == SL_PLACE_STREAMED;
+    if (streamed || ctx->pending[i]) {
+        SL_TRY(p->vt->stream_wait(ctx->device, ctx->compute, ctx->ready[i], p->err));
+        ctx->pending[i] = false;
+    }
+    struct sl_shard_bind bind = device_bind(p, i, step->ring_offset);
+    if (shard->kind == SL_SHARD_HEAD) {
+        return run_head_on_device(p, bind, shard);
+    }
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    const int n_ops = sl_shard_build(ctx->model, shard, &bind, ops);
+    SL_TRY(p->vt->run(ctx->device, ctx->compute, ops, n_ops, ctx->arena + p->tier->scratch_offset,
+                      p->err));
+    if (!streamed) {
+        return SLUICE_STATUS_OK; /* nobody waits for it */
+    }
+    SL_TRY(p->vt->event_record(ctx->device, ctx->done[i], ctx->compute, p->err));
+    return kv_on_host(ctx, shard) ? download_kv(p, i, shard, bind.kv.data) : SLUICE_STATUS_OK;
+}
+
+static void run_cpu(struct pass *p, const struct sl_step *step)
+{
+    struct sl_context *const ctx = p->ctx;
+    const struct sl_shard *const shard = &ctx->model->shards[step->shard];
+    const struct sl_shard_bind bind = host_bind(p, step->shard);
+    if (shard->kind == SL_SHARD_HEAD) {
+        run_head_on_host(p, bind, shard);
+        return;
+    }
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    const int n_ops = sl_shard_build(ctx->model, shard, &bind, ops);
+    sl_cpu_run(ctx->kernels, ctx->pool, ops, n_ops, ctx->scratch);
+}
+
+/* Move the hidden state between host and device; the head needs only the rows of its outputs. */
+static enum sluice_status move_hidden(struct pass *p, const struct sl_step *step)
+{
+    struct sl_context *const ctx = p->ctx;
+    const bool head = ctx->model->shards[step->shard].kind == SL_SHARD_HEAD;
+    const size_t row_bytes = ctx->model->hp.n_embd * sizeof(float);
+    const size_t skip = head ? (size_t)(p->n - p->n_outputs) * row_bytes : 0;
+    const size_t bytes = (size_t)p->n * row_bytes - skip;
+    uint8_t *const host = (uint8_t *)ctx->hidden.data + skip;
+    uint8_t *const device = ctx->arena + p->tier->hidden_offset + skip;
+    if (step->kind == SL_STEP_HIDDEN_UP) {
+        return p->vt->copy_to_device(ctx->device, ctx->compute, device, host, bytes, p->err);
+    }
+    SL_TRY(p->vt->copy_to_host(ctx->device, ctx->compute, host, device, bytes, p->err));
+    SL_TRY(p->vt->event_record(ctx->device, ctx->hidden_event, ctx->compute, p->err));
+    return p->vt->event_sync(ctx->device, ctx->hidden_event, p->err);
+}
+
+static enum sluice_status run_step(struct pass *p, const struct sl_step *step)
+{
+    const struct sl_context *const ctx = p->ctx;
+    SL_CHECK(!ctx->cancelled || !ctx->cancelled(ctx->cancelled_user), CANCELLED, p->err,
+             "cancelled");
+    if (p->n_outputs == 0 && ctx->model->shards[step->shard].kind == SL_SHARD_HEAD) {
+        return SLUICE_STATUS_OK; /* nobody asked for logits */
+    }
+    switch (step->kind) {
+    case SL_STEP_COPY:
+        return run_copy(p, step);
+    case SL_STEP_GPU:
+        return run_gpu(p, step);
+    case SL_STEP_CPU:
+        run_cpu(p, step);
+        return SLUICE_STATUS_OK;
+    case SL_STEP_HIDDEN_DOWN:
+    case SL_STEP_HIDDEN_UP:
+    default:
+        return move_hidden(p, step);
+    }
+}
+
+static enum sluice_status sync_all(struct pass *p)
+{
+    struct sl_context *const ctx = p->ctx;
+    SL_TRY(p->vt->stream_sync(ctx->device, ctx->compute, p->err));
+    SL_TRY(p->vt->stream_sync(ctx->device, ctx->copy, p->err));
+    return p->vt->stream_sync(ctx->device, ctx->download, p->err);
+}
+
+static enum sluice_status run_steps(struct pass *p)
+{
+    struct sl_context *const ctx = p->ctx;
+    if (p->tier->uses_device) {
+        SL_TRY(switch_tier(p));
+        SL_TRY(p->vt->copy_to_device(ctx->device, ctx->compute, ctx->arena + p->tier->io_offset,
+                                     ctx->io.data, (size_t)p->n * sizeof(int32_t), p->err));
+    }
+    for (int32_t k = 0; k < p->tier->n_steps; k++) {
+        SL_TRY(run_step(p, &p->tier->steps[k]));
+    }
+    return p->tier->uses_device ? sync_all(p) : SLUICE_STATUS_OK;
+}
+
+/* After a failed pass nothing may still be running, and what is in VRAM is not trusted. */
+static void recover(struct pass *p)
+{
+    struct sl_context *const ctx = p->ctx;
+    if (!p->tier->uses_device) {
+        return;
+    }
+    struct sl_stream *const streams[] = {ctx->compute, ctx->copy, ctx->download};
+    for (size_t i = 0; i < sizeof streams / sizeof streams[0]; i++) {
+        p->vt->stream_sync(ctx->device, streams[i], NULL);
+    }
+    ctx->n_valid = 0;
+    memset(ctx->pending, 0, ctx->model->n_shards * sizeof *ctx->pending);
+}
+
+static void count_pass(struct sl_context *ctx, int32_t tier, int32_t n, uint64_t ns)
+{
+    struct sl_context_stats *const s = &ctx->stats;
+    s->n_passes++;
+    s->n_tokens += (uint64_t)n;
+    s->last_pass_ns = ns;
+    s->last_tier = tier;
+    if (n == ctx->plan->tiers[tier].n_tokens) {
+        s->tier_passes[tier]++;
+        s->tier_ns[tier] += ((double)ns - s->tier_ns[tier]) / (double)s->tier_passes[tier];
+    }
+}
+
+enum sluice_status sl_pass_run(struct sl_context *ctx, const int32_t *tokens, int32_t n,
+                               int32_t n_outputs, float *logits, struct sluice_error *err)
+{
+    const uint64_t start = sl_clock_now_ns();
+    const int32_t t = sl_plan_tier(ctx->plan, n);
+    struct pass p = {.ctx = ctx,
+                     .vt = ctx->device ? ctx->device->vt : NULL,
+                     .tier = &ctx->plan->tiers[t],
+                     .n = n,
+                     .n_outputs = n_outputs,
+                     .logits = logits,
+                     .last_download = -1,
+                     .err = err};
+    int32_t *const pos = ctx->io.data;
+    for (int32_t i = 0; i < n; i++) {
+        pos[i] = ctx->n_past + i;
+    }
+    sl_model_embed(ctx->model, tokens, n, ctx->hidden.data);
+    const enum sluice_status status = run_steps(&p);
+    if (status != SLUICE_STATUS_OK) {
+        recover(&p);
+        return status;
+    }
+    ctx->n_past += n;
+    count_pass(ctx, t, n, sl_clock_now_ns() - start);
+    return SLUICE_STATUS_OK;
+}
