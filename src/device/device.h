@@ -110,11 +110,16 @@ struct sl_sim_options {
     uint64_t seed;
     /* Faults: the n-th call from now on of the kind fails (0: never). */
     uint64_t fail_alloc_at, fail_copy_at, fail_run_at, fail_register_at;
+    /* Copy and run faults: false: the call itself fails, and the device stays usable. true: the
+     * queued work fails and takes the device with it; any later call or synchronization tells. */
+    bool fail_late;
 };
 
 /* Make a device. `sim` may be NULL for defaults. On failure *out is NULL. */
 enum sluice_status sl_device_sim_create(struct sl_device **out, const struct sl_sim_options *sim,
                                         struct sluice_error *err);
+/* Change how a sim device behaves from now on and arm the faults anew; its memory keeps its size. */
+void sl_device_sim_set(struct sl_device *dev, const struct sl_sim_options *sim);
 /* Load the CUDA library (next to the executable or the library, or SLUICE_CUDA_LIBRARY) and make a
  * context on GPU `ordinal`. DEVICE with a plain message when there is no library, driver or GPU. */
 enum sluice_status sl_device_cuda_create(struct sl_device **out, int ordinal,

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The caller's side of the queues. Once the rings have their size nothing here allocates. A full
+ * ring makes the caller wait, which cannot deadlock: whatever a queued item waits for was queued
+ * before it.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/mem.h"
+#include "device/sim/sim_internal.h"
+
+/* Append an item; waits while the ring is full. */
+static void push(struct sl_stream *stream, const struct sl_sim_item *item)
+{
+    pthread_mutex_lock(&stream->lock);
+    while (stream->n_queued - stream->n_done == SL_SIM_N_ITEMS) {
+        pthread_cond_wait(&stream->progress, &stream->lock);
+    }
+    struct sl_sim_item *slot = &stream->items[stream->n_queued % SL_SIM_N_ITEMS];
+    *slot = *item;
+    slot->ops_end = stream->ops_head;
+    stream->n_queued++;
+    pthread_cond_signal(&stream->work);
+    pthread_mutex_unlock(&stream->lock);
+}
+
+/* Decide whether this call of a kind with fault count `count` fails: at once, by a returned error,
+ * or late, by an item that fails on the stream. */
+static enum sluice_status inject(struct sl_sim_device *sim, uint64_t *count, const char *what,
+                                 bool *late, struct sluice_error *err)
+{
+    *late = false;
+    if (!sl_sim_fault_due(sim, count)) {
+        return SLUICE_STATUS_OK;
+    }
+    SL_CHECK(sim->options.fail_late, DEVICE, err, "simulated fault: %s refused", what);
+    *late = true;
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status queue_copy(struct sl_stream *stream, enum sl_sim_item_kind kind,
+                                     void *dst, const void *src, size_t bytes,
+                                     struct sluice_error *err)
+{
+    struct sl_sim_device *sim = stream->dev;
+    struct sl_sim_item item = {.kind = kind, .copy = {.dst = dst, .src = src, .bytes = bytes}};
+    SL_TRY(sl_sim_failure(sim, err));
+    SL_TRY(inject(sim, &sim->options.fail_copy_at, "copy", &item.fails, err));
+    if (kind == SL_SIM_ITEM_COPY_TO_HOST) {
+        SL_TRY(sl_sim_check_host(sim, dst, bytes, "copy to host: destination", err));
+        item.staged = !sl_sim_host_locked(sim, dst, bytes);
+    } else {
+        SL_TRY(sl_sim_check_device(sim, dst, bytes, "copy: destination", err));
+    }
+    if (kind == SL_SIM_ITEM_COPY_TO_DEVICE) {
+        SL_TRY(sl_sim_check_host(sim, src, bytes, "copy to device: source", err));
+        item.staged = !sl_sim_host_locked(sim, src, bytes);
+    } else {
+        SL_TRY(sl_sim_check_device(sim, src, bytes, "copy: source", err));
+    }
+    push(stream, &item);
+    return SLUICE_STATUS_OK;
+}
+
+/* The checks above read the list of allocations without memory_lock: only this thread changes it,
+ * and the stream threads only read it. */
+
+enum sluice_status sl_sim_copy_to_device(struct sl_device *dev, struct sl_stream *stream, void *dst,
+                                         const void *src, size_t bytes, struct sluice_error *err)
+{
+    (void)dev;
+    return queue_copy(stream, SL_SIM_ITEM_COPY_TO_DEVICE, dst, src, bytes, err);
+}
+
+enum sluice_status sl_sim_copy_to_host(struct sl_device *dev, struct sl_stream *stream, void *dst,
+                                       const void *src, size_t bytes, struct sluice_error *err)
+{
+    (void)dev;
+    return queue_copy(stream, SL_SIM_ITEM_COPY_TO_HOST, dst, src, bytes, err);
+}
+
+enum sluice_status sl_sim_copy_on_device(struct sl_device *dev, struct sl_stream *stream, void *dst,
+                                         const void *src, size_t bytes, struct sluice_error *err)
+{
+    (void)dev;
+    return queue_copy(stream, SL_SIM_ITEM_COPY_ON_DEVICE, dst, src, bytes, err);
+}
+
+enum sluice_status sl_sim_event_record(struct sl_device *dev, struct sl_event *event,
+                                       struct sl_stream *stream, struct sluice_error *err)
+{
+    SL_TRY(sl_sim_failure(sim_of(dev), err));
+    const struct sl_sim_item item = {
+        .kind = SL_SIM_ITEM_RECORD,
+        .record = {.event = event, .generation = event->generation + 1}};
+    event->generation++;
+    push(stream, &item);
+    event->stream = stream;
+    event->number = stream->n_queued;
+    return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_sim_stream_wait(struct sl_device *dev, struct sl_stream *stream,
+                                      struct sl_event *event, struct sluice_error *err)
+{
+    SL_TRY(sl_sim_failure(sim_of(dev), err));
+    if (event->stream && event->stream != stream) {
+        const struct sl_sim_item item = {
+            .kind = SL_SIM_ITEM_WAIT, .wait = {.stream = event->stream, .number = event->number}};
+        push(stream, &item);
+    }
+    return SLUICE_STATUS_OK;
+}
+
+/* Whether the device has a kernel for the op at all. */
+static enum sluice_status check_supported(const struct sl_op *op, struct sluice_error *err)
+{
+    if (op->kind != SL_OP_LINEAR) {
+        return SLUICE_STATUS_OK;
+    }
+    for (int i = 0; i < op->linear.n_parts && i < SL_LINEAR_MAX_PARTS; i++) {
+        const enum sl_type type = op->linear.part[i].w.type;
+        const struct sl_type_traits *traits = sl_type_traits((uint32_t)type);
+        SL_CHECK(traits && traits->computes, UNSUPPORTED, err,
+                 "the simulated device has no linear kernel for %s", sl_type_name((uint32_t)type));
+    }
+    return SLUICE_STATUS_OK;
+}
+
+/* Make room for n ops in a row and for the kernels' host scratch. Growing waits for the stream. */
+static enum sluice_status grow_buffers(struct sl_stream *stream, int n_ops, size_t scratch_bytes,
+                                       struct sluice_error *err)
+{
+    /* Twice, so that a list always fits behind or before the one that runs. */
+    if ((size_t)n_ops * 2 > stream->n_ops_capacity) {
+        sl_sim_stream_await(stream, stream->n_queued);
+        const size_t capacity = (size_t)n_ops * 4;
+        struct sl_op *ops = sl_alloc(SL_MEM_DEVICE, capacity * sizeof *ops);
+        SL_CHECK(ops, OUT_OF_MEMORY, err, "no memory to queue %d ops", n_ops);
+        sl_free(stream->ops);
+        stream->ops = ops;
+        stream->n_ops_capacity = capacity;
+        stream->ops_head = stream->ops_tail = 0;
+    }
+    if (scratch_bytes > stream->cpu_scratch_bytes) {
+        sl_sim_stream_await(stream, stream->n_queued);
+        void *scratch = sl_alloc_aligned(SL_MEM_DEVICE, scratch_bytes, 64);
+        SL_CHECK(scratch, OUT_OF_MEMORY, err, "no memory for %zu bytes of kernel scratch",
+                 scratch_bytes);
+        sl_free(stream->cpu_scratch);
+        stream->cpu_scratch = scratch;
+        stream->cpu_scratch_bytes = scratch_bytes;
+    }
+    return SLUICE_STATUS_OK;
+}
+
+/* Copy the list into the ring in one piece; returns where. Waits for room. */
+static uint64_t push_ops(struct sl_stream *stream, const struct sl_op *ops, int n_ops)
+{
+    const size_t n = (size_t)n_ops;
+    const size_t capacity = stream->n_ops_capacity;
+    pthread_mutex_lock(&stream->lock);
+    const size_t at = stream->ops_head % capacity;
+    if (at + n > capacity) {
+        stream->ops_head += capacity - at; /* skip the end of the ring */
+    }
+    const uint64_t first = stream->ops_head;
+    /* Ends: in an idle stream less than half of the ring is skipped and at most half is wanted. */
+    while (first + n - stream->ops_tail > capacity) {
+        pthread_cond_wait(&stream->progress, &stream->lock);
+    }
+    stream->ops_head = first + n;
+    pthread_mutex_unlock(&stream->lock);
+    memcpy(stream->ops + first % capacity, ops, n * sizeof *ops);
+    return first;
+}
+
+enum sluice_status sl_sim_run(struct sl_device *dev, struct sl_stream *stream,
+                              const struct sl_op *ops, int n_ops, void *scratch,
+                              struct sluice_error *err)
+{
+    struct sl_sim_device *sim = sim_of(dev);
+    struct sl_sim_item item = {.kind = SL_SIM_ITEM_RUN,
+                               .run = {.n_ops = n_ops, .scratch = scratch}};
+    SL_TRY(sl_sim_failure(sim, err));
+    SL_TRY(inject(sim, &sim->options.fail_run_at, "op list", &item.fails, err));
+    SL_CHECK(n_ops >= 0, INVALID_ARGUMENT, err, "list of %d ops", n_ops);
+    size_t scratch_bytes = 0;
+    for (int i = 0; i < n_ops; i++) {
+        SL_TRY(check_supported(&ops[i], err));
+        SL_TRY(sl_op_validate(&ops[i], err));
+        SL_TRY(sl_sim_check_op(sim, &ops[i], scratch, err));
+        const size_t bytes = sl_op_scratch_bytes(&ops[i]);
+        scratch_bytes = bytes > scratch_bytes ? bytes : scratch_bytes;
+    }
+    SL_TRY(grow_buffers(stream, n_ops, scratch_bytes, err));
+    item.run.first_op = push_ops(stream, ops, n_ops);
+    push(stream, &item);
+    return SLUICE_STATUS_OK;
+}
