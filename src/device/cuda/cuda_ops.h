@@ -36,6 +36,9 @@ struct sl_cuda_props {
 extern "C" {
 #endif
 
+/* Whether the library holds machine code that runs on the current GPU: 0 or a cudaError_t. */
+int sl_cuda_has_code(void);
+
 int sl_cuda_norm(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
 int sl_cuda_rope(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
 int sl_cuda_kv_store(cudaStream_t stream, const struct sl_op *op,

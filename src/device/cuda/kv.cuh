@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Addresses in the KV cache (struct sl_kv_view in op/op.h) on the device, in bytes:
+ *
+ *   block: | K head 0: 64 rows | K head 1 | ... | V head 0: 64 rows | V head 1 | ... |
+ */
+#ifndef SL_DEVICE_CUDA_KV_CUH
+#define SL_DEVICE_CUDA_KV_CUH
+
+#include "device/cuda/common.cuh"
+
+/* A view with its sizes worked out, passed to kernels by value. */
+struct sl_cuda_kv {
+    char *data;
+    const int32_t *table;
+    int64_t block_bytes;
+    int32_t head_bytes; /* SL_KV_BLOCK rows of one head */
+    int32_t row_bytes;
+    int32_t table_stride;
+    int32_t n_kv_heads;
+};
+
+static inline int32_t sl_cuda_kv_row_bytes(enum sl_type type, int32_t head_dim)
+{
+    switch (type) {
+    case SL_TYPE_Q8_0:
+        return head_dim / 32 * 34;
+    case SL_TYPE_Q4_0:
+        return head_dim / 32 * 18;
+    default:
+        return head_dim * 2;
+    }
+}
+
+static inline sl_cuda_kv sl_cuda_kv_make(const struct sl_kv_view *view)
+{
+    sl_cuda_kv kv;
+    kv.data = (char *)view->data;
+    kv.table = view->table;
+    kv.row_bytes = sl_cuda_kv_row_bytes(view->type, view->head_dim);
+    kv.head_bytes = kv.row_bytes * SL_KV_BLOCK;
+    kv.block_bytes = 2 * (int64_t)view->n_kv_heads * kv.head_bytes;
+    kv.table_stride = view->table_stride;
+    kv.n_kv_heads = view->n_kv_heads;
+    return kv;
+}
+
+/* Physical block of the `index`-th block of a sequence. */
+static __device__ __forceinline__ int32_t sl_cuda_kv_block(const sl_cuda_kv &kv, int32_t seq,
+                                                           int32_t index)
+{
+    return kv.table != nullptr ? kv.table[(int64_t)seq * kv.table_stride + index] : index;
+}
+
+/* First byte of the 64 rows of a head in a physical block; values: head + n_kv_heads. */
+static __device__ __forceinline__ char *sl_cuda_kv_head(const sl_cuda_kv &kv, int32_t block,
+                                                        int32_t head)
+{
+    return kv.data + block * kv.block_bytes + (int64_t)head * kv.head_bytes;
+}
+
+#endif
