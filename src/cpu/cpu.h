@@ -41,7 +41,7 @@ size_t sl_cpu_scratch_bytes(size_t op_scratch_bytes, int n_threads);
 /* Run the ops in order on every thread of `pool` (NULL: in the caller alone). `scratch` holds
  * sl_cpu_scratch_bytes, 64-byte aligned. Allocates nothing. The ops
  * must be valid (sl_op_validate). */
-void sl_cpu_run(const struct sl_cpu_kernels *kernels, struct sl_pool *pool,
-                const struct sl_op *ops, int n_ops, void *scratch);
+void sl_cpu_run(const struct sl_cpu_kernels *kernels, struct sl_pool *pool, const struct sl_op *ops,
+                int n_ops, void *scratch);
 
 #endif

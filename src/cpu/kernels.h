@@ -29,31 +29,43 @@ struct sl_cpu_row_kernels {
     void (*pack)(enum sl_type type, const float *x, void *dst, int64_t n);
 };
 
-/* Attention over one KV block. Row counts are multiples of row_tile where a tile kernel is called,
- * head_dim is a multiple of 32 up to 256, a block has SL_KV_BLOCK keys, all memory but packed
- * keys and values is 64-byte aligned. */
+/* Attention of rows (a token's query head each) over one KV block. Two ways: the direct kernels
+ * read packed keys and values where they lie, for few rows (decode); the tile kernels work on a
+ * block unpacked to float, for many rows (prefill).
+ *
+ *   direct   q [n_rows, head_dim]   s [n_rows, SL_KV_BLOCK]   o [n_rows, head_dim]
+ *   tile     q [head_dim, n_rows]   s [n_keys, n_rows]        o [n_rows, head_dim]
+ *
+ * In tiles rows are the vector lanes of q and s, so that no kernel needs a sum across lanes; n_rows
+ * is a multiple of row_tile there. head_dim is a multiple of 32 up to 256. All memory but packed
+ * rows is 64-byte aligned. */
 struct sl_cpu_attention_kernels {
     int row_tile;
-    /* Fewer rows than this go through the direct kernels, which read packed keys and values
-     * without unpacking the block first. */
-    int tile_min_rows;
-    /* Packed rows to float: as rows [n, head_dim], or as columns [head_dim, SL_KV_BLOCK]. */
+    int key_tile;      /* scores_tile computes whole multiples of this many keys */
+    int tile_min_rows; /* from so many rows on tiles are faster */
+
+    /* n packed rows to float [n, head_dim]. */
     void (*unpack)(enum sl_type type, const void *src, float *dst, int n, int head_dim);
-    void (*unpack_columns)(enum sl_type type, const void *src, float *dst, int n, int head_dim);
-    /* s[r][k] = q_r . k_k for n_keys packed keys; s has SL_KV_BLOCK columns. */
+
+    /* s[r][k] = q_r . key_k */
     void (*scores_direct)(enum sl_type type, const float *q, int n_rows, const void *keys,
                           int n_keys, int head_dim, float *s);
-    /* o_r += sum over keys of p[r][k] v_k. */
+    /* Online softmax of one row: scores soft-capped (0: not), keys outside first..end-1 weigh 0,
+     * *max and *sum are updated, s becomes weights. Returns the factor for what was accumulated
+     * before. */
+    float (*softmax_direct)(float *s, int first, int end, float softcap, float *max, float *sum);
+    /* o_r += sum of p[r][k] value_k */
     void (*values_direct)(enum sl_type type, const float *p, int n_rows, const void *values,
                           int n_keys, int head_dim, float *o);
-    /* The same over unpacked blocks, for whole tiles of rows. Always SL_KV_BLOCK keys. */
-    void (*scores_tile)(const float *q, int n_rows, const float *columns, int head_dim, float *s);
-    void (*values_tile)(const float *p, int n_rows, const float *rows, int n_keys, int head_dim,
+
+    void (*scores_tile)(const float *q, int n_rows, const float *keys, int n_keys, int head_dim,
+                        float *s);
+    /* The same softmax for a tile; first, end, max, sum and factor have n_rows elements. */
+    void (*softmax_tile)(float *s, int n_rows, int n_keys, const float *first, const float *end,
+                         float softcap, float *max, float *sum, float *factor);
+    void (*values_tile)(const float *p, int n_rows, const float *values, int n_keys, int head_dim,
                         float *o);
-    /* Online softmax of one row of scores: soft-cap (0: none), keys outside first..end-1 get
-     * weight 0, running maximum and sum are updated, s becomes weights. Returns the factor by
-     * which what was accumulated so far must be multiplied. */
-    float (*softmax)(float *s, int first, int end, float softcap, float *max, float *sum);
+
     /* x *= factor; y += x * factor. n is a multiple of 32. */
     void (*scale)(float *x, float factor, int n);
     void (*add_scaled)(float *y, const float *x, float factor, int n);

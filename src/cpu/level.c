@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which instruction-set level this processor has, and the cap that a user can put on it
+ * (SLUICE_CPU=avx2, or sl_cpu_set_level_cap). A level counts only when the system saves its
+ * registers, which the processor tells in XCR0.
+ */
+#include "cpu/cpu.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/error.h"
+#include "base/log.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+static const char *const names[SL_CPU_N_LEVELS] = {
+    [SL_CPU_SCALAR] = "scalar",         [SL_CPU_AVX2] = "avx2", [SL_CPU_AVX512] = "avx512",
+    [SL_CPU_AVX512VNNI] = "avx512vnni", [SL_CPU_NEON] = "neon",
+};
+
+/* The cap: a level, or one of these. Set from any thread, so atomic. */
+#define CAP_UNREAD (-1) /* SLUICE_CPU not looked at yet */
+#define CAP_NONE SL_CPU_N_LEVELS
+static atomic_int cap = CAP_UNREAD;
+
+const char *sl_cpu_level_name(enum sl_cpu_level level)
+{
+    return (unsigned)level < SL_CPU_N_LEVELS ? names[level] : "unknown";
+}
+
+#if defined(__x86_64__)
+struct features {
+    bool avx2, avx512, avx512vnni;
+};
+
+static uint64_t xcr0(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+static struct features detect(void)
+{
+    struct features f = {false, false, false};
+    unsigned a, b, c, d, a7, b7, c7, d7;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !__get_cpuid_count(7, 0, &a7, &b7, &c7, &d7)) {
+        return f;
+    }
+    if ((c & bit_OSXSAVE) == 0) {
+        return f;
+    }
+    const uint64_t saved = xcr0();
+    const bool ymm_saved = (saved & 0x06) == 0x06;
+    const bool zmm_saved = (saved & 0xe6) == 0xe6;
+    const unsigned avx2_1 = bit_AVX | bit_FMA | bit_F16C;
+    const unsigned avx2_7 = bit_AVX2 | bit_BMI2;
+    const unsigned avx512_7 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    const unsigned vnni_7 = bit_AVX512VNNI | bit_AVX512VBMI;
+    f.avx2 = ymm_saved && (c & avx2_1) == avx2_1 && (b7 & avx2_7) == avx2_7;
+    f.avx512 = f.avx2 && zmm_saved && (b7 & avx512_7) == avx512_7;
+    /* VNNI kernels may permute bytes: with VBMI, which all but the first VNNI processors have. */
+    f.avx512vnni = f.avx512 && (c7 & vnni_7) == vnni_7;
+    return f;
+}
+#endif
+
+bool sl_cpu_level_supported(enum sl_cpu_level level)
+{
+    if (level == SL_CPU_SCALAR) {
+        return true;
+    }
+#if defined(__x86_64__)
+    const struct features f = detect();
+    return (level == SL_CPU_AVX2 && f.avx2) || (level == SL_CPU_AVX512 && f.avx512) ||
+           (level == SL_CPU_AVX512VNNI && f.avx512vnni);
+#elif defined(__aarch64__) && defined(__linux__)
+    const unsigned long has_dotprod = 1ul << 20; /* HWCAP_ASIMDDP */
+    return level == SL_CPU_NEON && (getauxval(AT_HWCAP) & has_dotprod) != 0;
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+    return level == SL_CPU_NEON; /* the baseline that this was compiled for has it */
+#else
+    return false;
+#endif
+}
+
+static bool level_from_name(const char *name, int *out)
+{
+    for (int i = 0; i < SL_CPU_N_LEVELS; i++) {
+        if (strcasecmp(names[i], name) == 0) {
+            *out = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static enum sl_cpu_level best_level(int most)
+{
+    enum sl_cpu_level best = SL_CPU_SCALAR;
+    for (int i = 0; i < SL_CPU_N_LEVELS && i <= most; i++) {
+        if (sl_cpu_level_supported((enum sl_cpu_level)i)) {
+            best = (enum sl_cpu_level)i;
+        }
+    }
+    return best;
+}
+
+enum sl_cpu_level sl_cpu_level(void)
+{
+    int most = atomic_load(&cap);
+    if (most == CAP_UNREAD) {
+        most = CAP_NONE;
+        const char *name = getenv("SLUICE_CPU");
+        if (name != NULL && name[0] != '\0' && !level_from_name(name, &most)) {
+            sl_log(SL_LOG_WARN,
+                   "SLUICE_CPU=%s is no level (scalar, avx2, avx512, avx512vnni, "
+                   "neon); using the best one",
+                   name);
+        }
+        atomic_store(&cap, most);
+    }
+    return best_level(most);
+}
+
+enum sluice_status sl_cpu_set_level_cap(const char *name, struct sluice_error *err)
+{
+    int level = CAP_NONE;
+    if (name != NULL && !level_from_name(name, &level)) {
+        return sl_error_set(err, SLUICE_STATUS_INVALID_ARGUMENT,
+                            "unknown CPU level \"%s\": levels are scalar, avx2, avx512, "
+                            "avx512vnni and neon; this machine has %s",
+                            name, sl_cpu_level_name(best_level(CAP_NONE)));
+    }
+    atomic_store(&cap, level);
+    return SLUICE_STATUS_OK;
+}
+
+#if defined(__x86_64__)
+/* Three cpuid leaves of 16 characters, padded with blanks at either end. */
+static void read_name(char out[49])
+{
+    unsigned regs[12];
+    memset(out, 0, 49);
+    if (__get_cpuid_max(0x80000000u, NULL) < 0x80000004u) {
+        return;
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        __get_cpuid(0x80000002u + i, &regs[4 * i], &regs[4 * i + 1], &regs[4 * i + 2],
+                    &regs[4 * i + 3]);
+    }
+    memcpy(out, regs, 48);
+    size_t length = strlen(out);
+    while (length > 0 && out[length - 1] == ' ') {
+        out[--length] = '\0';
+    }
+    const size_t blanks = strspn(out, " ");
+    memmove(out, out + blanks, length - blanks + 1);
+}
+#endif
+
+const char *sl_cpu_name(void)
+{
+#if defined(__x86_64__)
+    static _Thread_local char name[49];
+    read_name(name);
+    return name[0] != '\0' ? name : "unknown x86-64 processor";
+#elif defined(__aarch64__)
+    return "64-bit Arm processor";
+#else
+    return "unknown processor";
+#endif
+}
