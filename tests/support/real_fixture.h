@@ -44,9 +44,9 @@ struct real_prompt {
 };
 
 struct real_fixture {
-    char model[128]; /* file name and size */
+    char model[128]; /* file name */
     uint64_t model_bytes;
-    char text[128]; /* name, size and hash of the text of the perplexity */
+    char text[128]; /* file name of the text of the perplexity */
     uint64_t text_bytes;
     char text_sha256[65];
     int n_text_tokens;

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the planner and the executor rely on: order, packing and classes of shards, and operators
+ * that read and write only memory they were given, without clobbering what a later one reads.
+ */
+#include "test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "model/arch.h"
+#include "model/model.h"
+
+#define N_TOKENS 5
+#define N_OUTPUTS 2
+
+static const char *const fixtures[] = {
+    "llama_tied_mixed", "llama_bias", "llama_freqs", "llama_linear", "llama_yarn",
+    "llama_longrope",   "qwen2_yarn", "qwen3",       "gemma3",
+};
+#define N_FIXTURES (sizeof fixtures / sizeof fixtures[0])
+
+static struct sl_model *open_fixture(const char *name)
+{
+    struct sluice_error err;
+    struct sl_model *model = NULL;
+    char path[512];
+    snprintf(path, sizeof path, "%s/model/%s.gguf", SLUICE_FIXTURES, name);
+    assert_ok(sl_model_open(&model, path, 0, &err), err);
+    return model;
+}
+
+static void check_shard(const struct sl_model *model, uint32_t s)
+{
+    static const uint32_t n_weights[] = {SL_N_ATTENTION_WEIGHTS, SL_N_FFN_WEIGHTS,
+                                         SL_N_HEAD_WEIGHTS};
+    const struct sl_shard *shard = &model->shards[s];
+    const bool is_head = s == 2 * model->hp.n_layers;
+    assert_int_equal(shard->kind, is_head      ? SL_SHARD_HEAD
+                                  : s % 2 == 0 ? SL_SHARD_ATTENTION
+                                               : SL_SHARD_FFN);
+    assert_int_equal(shard->layer, s / 2);
+    assert_int_equal(shard->n_weights, n_weights[shard->kind]);
+    size_t end = 0;
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        const struct sl_weight *weight = &shard->weights[w];
+        assert_non_null(weight->name);
+        assert_non_null(weight->m.data);
+        assert_int_equal(weight->offset % 256, 0);
+        assert_true(weight->offset >= end && weight->offset < end + 256);
+        assert_int_equal(weight->bytes, sl_type_row_bytes(weight->m.type, weight->m.n_cols) *
+                                            (size_t)weight->m.n_rows);
+        end = weight->offset + weight->bytes;
+    }
+    assert_true(shard->bytes >= end && shard->bytes < end + 256);
+    assert_int_equal(shard->bytes % 256, 0);
+    assert_int_equal(shard->kv_block_bytes,
+                     shard->kind == SL_SHARD_ATTENTION
+                         ? 2 * SL_KV_BLOCK * 2 * model->hp.n_kv_heads * model->hp.head_dim
+                         : 0);
+}
+
+static void structure(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_FIXTURES; i++) {
+        struct sl_model *model = open_fixture(fixtures[i]);
+        assert_int_equal(model->n_shards, 2 * model->hp.n_layers + 1);
+        assert_int_equal((uintptr_t)model->consts % 256, 0);
+        for (uint32_t s = 0; s < model->n_shards; s++) {
+            check_shard(model, s);
+            assert_true(model->shards[s].class_id < model->n_classes);
+        }
+        sl_model_close(&model);
+    }
+}
+
+/* Figures worked out by hand from the files' shapes. */
+static void figures(void **state)
+{
+    (void)state;
+    struct sl_model *model = open_fixture("qwen3"); /* tied, all matrices F16 */
+    const uint64_t embedding = 64 * 32;
+    const uint64_t attention = 2 * 256 * 32 + 2 * 64 * 32;
+    const uint64_t ffn = 3 * 64 * 32;
+    const uint64_t vectors = 32 + 2 * (2 * 32 + 2 * 64);
+    assert_int_equal(model->n_params, embedding + 2 * (attention + ffn) + vectors);
+    assert_int_equal(model->weight_bytes, 2 * (embedding + 2 * (attention + ffn)));
+    assert_int_equal(model->n_classes, 3);
+    const struct sl_shard *head = &model->shards[model->n_shards - 1];
+    assert_ptr_equal(head->weights[SL_W_OUTPUT].m.data, model->embedding.data);
+    assert_string_equal(head->weights[SL_W_OUTPUT].name, "token_embd.weight");
+    assert_true(model->hp.attention_scale == 0.125F);
+    sl_model_close(&model);
+
+    model = open_fixture("gemma3");
+    for (uint32_t layer = 0; layer < 7; layer++) {
+        assert_int_equal(model->shards[2 * layer].window, layer == 5 ? 0 : 8);
+    }
+    /* Local attention, global attention, feed-forward, head. */
+    assert_int_equal(model->n_classes, 4);
+    assert_int_equal(model->shards[0].class_id, model->shards[12].class_id);
+    assert_int_not_equal(model->shards[0].class_id, model->shards[10].class_id);
+    sl_model_close(&model);
+
+    model = open_fixture("llama_tied_mixed"); /* types change from layer to layer */
+    assert_int_equal(model->n_classes, 5);
+    sl_model_close(&model);
+}
+
+static void known_archs(void **state)
+{
+    (void)state;
+    assert_string_equal(sl_model_known_archs(), "llama, qwen2, qwen3, gemma3");
+    assert_ptr_equal(sl_arch_find("gemma3", 6), &sl_arch_gemma3);
+    assert_null(sl_arch_find("gemma3n", 7));
+    assert_null(sl_arch_find("gemma", 5));
+    assert_null(sl_arch_find("", 0));
+}
+
+static void embedding(void **state)
+{
+    (void)state;
+    static const int32_t tokens[] = {63, 0, 7};
+    struct sl_model *model = open_fixture("gemma3");
+    float rows[3 * 32];
+    sl_model_embed(model, tokens, 3, rows);
+    for (int i = 0; i < 3; i++) {
+        const uint16_t *f16 = (const uint16_t *)model->embedding.data + (size_t)tokens[i] * 32;
+        for (int k = 0; k < 32; k++) {
+            assert_float_equal(rows[32 * i + k], sl_f16_to_f32(f16[k]) * 5.656854F, 1e-6);
+        }
+    }
+    sl_model_close(&model);
+}
+
+/* A range of memory that ops may use. */
+struct region {
+    const char *start;
+    size_t bytes;
+};
+
+struct regions {
+    struct region hidden, workspace, logits;
+};
+
+static bool contains(struct region r, const void *p, size_t n_floats)
+{
+    const char *at = p;
+    return at >= r.start && at + n_floats * sizeof(float) <= r.start + r.bytes;
+}
+
+static void assert_inside(const struct regions *r, const void *p, size_t n_floats)
+{
+    assert_true(contains(r->hidden, p, n_floats) || contains(r->workspace, p, n_floats) ||
+                contains(r->logits, p, n_floats));
+}
+
+static void assert_apart(const float *a, size_t n_a, const float *b, size_t n_b)
+{
+    assert_true(a + n_a <= b || b + n_b <= a);
+}
+
+static void check_linear(const struct sl_op *op, const struct regions *r)
+{
+    const struct sl_op_linear *linear = &op->linear;
+    const size_t n = (size_t)op->n_tokens;
+    const size_t n_x = n * (size_t)linear->part[0].w.n_cols;
+    assert_inside(r, linear->x, n_x);
+    for (int i = 0; i < linear->n_parts; i++) {
+        const size_t n_y = n * (size_t)linear->part[i].w.n_rows;
+        assert_inside(r, linear->part[i].y, n_y);
+        assert_apart(linear->x, n_x, linear->part[i].y, n_y);
+        for (int k = 0; k < i; k++) {
+            assert_apart(linear->part[k].y, n * (size_t)linear->part[k].w.n_rows, linear->part[i].y,
+                         n_y);
+        }
+        assert_int_equal(linear->part[i].w.n_cols, linear->part[0].w.n_cols);
+    }
+}
+
+static void check_op(const struct sl_op *op, const struct regions *r)
+{
+    struct sluice_error err;
+    assert_ok(sl_op_validate(op, &err), err);
+    const size_t n = (size_t)op->n_tokens;
+    size_t bytes;
+    switch (op->kind) {
+    case SL_OP_NORM:
+        bytes = n * (size_t)op->norm.n * (size_t)op->norm.rows_per_token;
+        assert_inside(r, op->norm.x, bytes);
+        assert_inside(r, op->norm.y, bytes);
+        if (op->norm.x != op->norm.y || op->norm.accumulate) {
+            assert_apart(op->norm.x, bytes, op->norm.y, bytes);
+        }
+        break;
+    case SL_OP_LINEAR:
+        check_linear(op, r);
+        break;
+    case SL_OP_ROPE:
+        assert_inside(r, op->rope.x, n * (size_t)op->rope.n_heads * (size_t)op->rope.head_dim);
+        break;
+    case SL_OP_KV_STORE:
+        bytes = n * (size_t)op->kv_store.kv.n_kv_heads * (size_t)op->kv_store.kv.head_dim;
+        assert_inside(r, op->kv_store.k, bytes);
+        assert_inside(r, op->kv_store.v, bytes);
+        assert_apart(op->kv_store.k, bytes, op->kv_store.v, bytes);
+        break;
+    case SL_OP_ATTENTION:
+        bytes = n * (size_t)op->attention.n_heads * (size_t)op->attention.kv.head_dim;
+        assert_inside(r, op->attention.q, bytes);
+        assert_inside(r, op->attention.y, bytes);
+        assert_apart(op->attention.q, bytes, op->attention.y, bytes);
+        break;
+    default:
+        fail_msg("op kind %d", (int)op->kind);
+    }
+}
+
+/* All addresses lie in what was bound, inputs and outputs apart, and the sizes agree. */
+static void operators(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_FIXTURES; i++) {
+        struct sl_model *model = open_fixture(fixtures[i]);
+        const size_t hidden_bytes = N_TOKENS * model->hp.n_embd * sizeof(float);
+        const size_t logits_bytes = N_OUTPUTS * model->hp.n_vocab * sizeof(float);
+        float *hidden = malloc(hidden_bytes);
+        float *logits = malloc(logits_bytes);
+        for (uint32_t s = 0; s < model->n_shards; s++) {
+            const struct sl_shard *shard = &model->shards[s];
+            const size_t bytes = sl_shard_workspace_bytes(model, shard, N_TOKENS, N_OUTPUTS);
+            char *workspace = malloc(bytes);
+            const struct sl_shard_bind bind = {
+                .consts = model->consts,
+                .hidden = hidden,
+                .logits = logits,
+                .workspace = workspace,
+                .n_tokens = N_TOKENS,
+                .n_outputs = N_OUTPUTS,
+                .n_kv_max = N_TOKENS,
+            };
+            const struct regions regions = {
+                .hidden = {(const char *)hidden, hidden_bytes},
+                .workspace = {workspace, bytes},
+                .logits = {(const char *)logits, logits_bytes},
+            };
+            struct sl_op ops[SL_SHARD_MAX_OPS];
+            const int n_ops = sl_shard_build(model, shard, &bind, ops);
+            assert_in_range(n_ops, 1, SL_SHARD_MAX_OPS);
+            size_t scratch = 0;
+            for (int k = 0; k < n_ops; k++) {
+                check_op(&ops[k], &regions);
+                const size_t need = sl_op_scratch_bytes(&ops[k]);
+                scratch = need > scratch ? need : scratch;
+            }
+            assert_true(scratch <= sl_shard_scratch_bytes(model, shard, N_TOKENS, N_OUTPUTS));
+            free(workspace);
+        }
+        free(hidden);
+        free(logits);
+        sl_model_close(&model);
+    }
+}
+
+/* A pass that nobody wants logits of skips the head. */
+static void no_outputs(void **state)
+{
+    (void)state;
+    struct sl_model *model = open_fixture("qwen3");
+    const struct sl_shard *head = &model->shards[model->n_shards - 1];
+    const struct sl_shard_bind bind = {.n_tokens = N_TOKENS};
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    assert_int_equal(sl_shard_build(model, head, &bind, ops), 0);
+    assert_int_equal(sl_shard_workspace_bytes(model, head, N_TOKENS, 0), 0);
+    assert_int_equal(sl_shard_scratch_bytes(model, head, N_TOKENS, 0), 0);
+    sl_model_close(&model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(structure), cmocka_unit_test(figures),   cmocka_unit_test(known_archs),
+        cmocka_unit_test(embedding), cmocka_unit_test(operators), cmocka_unit_test(no_outputs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
