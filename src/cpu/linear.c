@@ -1,90 +1,109 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products, scalar: rows are unpacked chunk by chunk and multiplied with every token.
+ * Matrix products on the CPU: which way an op goes, and which rows are whose. The ways are in
+ * linear_rows.c (few tokens), linear_panels.c (many) and linear_scalar.c (no kernels).
  */
 #include "cpu/linear.h"
 
-#include <math.h>
+#include "cpu/linear_internal.h"
 
-#define CHUNK 256
-#define TOKEN_TILE 16
+#if defined(__x86_64__)
+static const struct sl_cpu_linear_kernels avx2 = {&sl_linear_rows_avx2, sl_linear_activate_avx2};
+static const struct sl_cpu_linear_kernels avx512 = {&sl_linear_rows_avx512,
+                                                    sl_linear_activate_avx512};
+static const struct sl_cpu_linear_kernels avx512vnni = {&sl_linear_rows_avx512vnni,
+                                                        sl_linear_activate_avx512};
+#endif
+static const struct sl_cpu_linear_kernels scalar = {NULL, sl_linear_activate_scalar};
 
 const struct sl_cpu_linear_kernels *sl_cpu_linear_kernels(enum sl_cpu_level level)
 {
-    (void)level;
-    return NULL;
+    switch (level) {
+#if defined(__x86_64__)
+    case SL_CPU_AVX2:
+        return &avx2;
+    case SL_CPU_AVX512:
+        return &avx512;
+    case SL_CPU_AVX512VNNI:
+        return &avx512vnni;
+#endif
+    default:
+        return &scalar;
+    }
 }
 
-static void row_products(const struct sl_matrix *w, int64_t row, const float *x, int n_tokens,
-                         float *sums)
+/* The first row of part i at or after byte `at` of all parts laid end to end, a multiple of
+ * `unit`. */
+static int64_t row_at(const struct sl_op_linear *op, int i, size_t at, int unit)
 {
-    const char *data = (const char *)w->data + (size_t)row * sl_type_row_bytes(w->type, w->n_cols);
-    for (int t = 0; t < n_tokens; t++) {
-        sums[t] = 0.0f;
-    }
-    for (int64_t at = 0; at < w->n_cols; at += CHUNK) {
-        const int64_t n = w->n_cols - at < CHUNK ? w->n_cols - at : CHUNK;
-        float values[CHUNK];
-        sl_dequantize_row(w->type, data + sl_type_row_bytes(w->type, at), values, n);
-        for (int t = 0; t < n_tokens; t++) {
-            const float *xt = x + t * w->n_cols + at;
-            float sum = 0.0f;
-            for (int64_t i = 0; i < n; i++) {
-                sum += values[i] * xt[i];
-            }
-            sums[t] += sum;
+    const bool gated = op->activation != SL_ACT_NONE;
+    for (int before = 0; !gated && before < i; before++) {
+        const struct sl_matrix *w = &op->part[before].w;
+        const size_t bytes = (size_t)w->n_rows * sl_type_row_bytes(w->type, w->n_cols);
+        if (at <= bytes) {
+            return 0;
         }
+        at -= bytes;
     }
+    const struct sl_matrix *w = &op->part[i].w;
+    const int64_t row = (int64_t)(at / sl_type_row_bytes(w->type, w->n_cols));
+    const int64_t whole = (row + unit - 1) / unit * unit;
+    return whole < w->n_rows ? whole : w->n_rows;
 }
 
-static void part_rows(const struct sl_op_linear *op, int part, int32_t n_tokens, int64_t first,
-                      int64_t end)
+void sl_linear_share(const struct sl_linear_call *c, int i, int unit, int64_t *first, int64_t *end)
 {
-    const struct sl_matrix *w = &op->part[part].w;
-    const float *bias = op->part[part].bias;
-    for (int64_t row = first; row < end; row++) {
-        for (int32_t t0 = 0; t0 < n_tokens; t0 += TOKEN_TILE) {
-            const int n = n_tokens - t0 < TOKEN_TILE ? n_tokens - t0 : TOKEN_TILE;
-            float sums[TOKEN_TILE];
-            row_products(w, row, op->x + t0 * w->n_cols, n, sums);
-            for (int t = 0; t < n; t++) {
-                float *y = &op->part[part].y[(t0 + t) * w->n_rows + row];
-                const float value = sums[t] + (bias != NULL ? bias[row] : 0.0f);
-                *y = op->accumulate ? *y + value : value;
-            }
-        }
+    const struct sl_op_linear *op = c->op;
+    /* Gate and up are swept together, by the rows of the gate. */
+    const int n_parts = op->activation != SL_ACT_NONE ? 1 : op->n_parts;
+    size_t bytes = 0;
+    for (int p = 0; p < n_parts; p++) {
+        const struct sl_matrix *w = &op->part[p].w;
+        bytes += (size_t)w->n_rows * sl_type_row_bytes(w->type, w->n_cols);
     }
+    const size_t n = (size_t)c->n_threads;
+    const size_t thread = (size_t)c->thread;
+    /* Without overflow: bytes * thread / n. */
+    const size_t from = bytes / n * thread + bytes % n * thread / n;
+    const size_t to = bytes / n * (thread + 1) + bytes % n * (thread + 1) / n;
+    *first = row_at(op, i, from, unit);
+    *end = c->thread == c->n_threads - 1 ? op->part[i].w.n_rows : row_at(op, i, to, unit);
 }
 
-static float activate(enum sl_activation activation, float x)
+static void run_scalar(const struct sl_linear_call *c)
 {
-    if (activation == SL_ACT_SILU) {
-        return x / (1.0f + expf(-x));
+    const struct sl_op_linear *op = c->op;
+    const bool gated = op->activation != SL_ACT_NONE;
+    int64_t first, end;
+    for (int i = 0; i < op->n_parts; i++) {
+        sl_linear_share(c, gated ? 0 : i, 16, &first, &end);
+        sl_linear_scalar_rows(op, i, c->n_tokens, first, end);
     }
-    return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
+    for (int32_t t = 0; gated && t < c->n_tokens; t++) {
+        float *gate = op->part[0].y + t * op->part[0].w.n_rows + first;
+        const float *up = op->part[1].y + t * op->part[0].w.n_rows + first;
+        c->kernels->activate(op->activation, gate, up, gate, end - first);
+    }
 }
 
 void sl_cpu_linear(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch,
                    void *thread_scratch, struct sl_pool *pool_or_null, int thread, int n_threads)
 {
-    (void)k;
-    (void)scratch;
-    (void)thread_scratch;
-    (void)pool_or_null;
-    const struct sl_op_linear *l = &op->linear;
-    for (int i = 0; i < l->n_parts; i++) {
-        const int64_t n = l->part[i].w.n_rows;
-        part_rows(l, i, op->n_tokens, n * thread / n_threads, n * (thread + 1) / n_threads);
-    }
-    if (l->activation == SL_ACT_NONE) {
-        return;
-    }
-    /* Gate and up have one height, so this thread made exactly these rows of both. */
-    const int64_t n = l->part[0].w.n_rows;
-    for (int32_t t = 0; t < op->n_tokens; t++) {
-        for (int64_t row = n * thread / n_threads; row < n * (thread + 1) / n_threads; row++) {
-            float *gate = &l->part[0].y[t * n + row];
-            *gate = activate(l->activation, *gate) * l->part[1].y[t * n + row];
-        }
+    const struct sl_linear_call call = {
+        .kernels = sl_cpu_linear_kernels(k->level),
+        .op = &op->linear,
+        .n_tokens = op->n_tokens,
+        .scratch = scratch,
+        .own = thread_scratch,
+        .pool = pool_or_null,
+        .thread = thread,
+        .n_threads = n_threads,
+    };
+    if (call.kernels->rows == NULL) {
+        run_scalar(&call);
+    } else if (op->n_tokens <= SL_LINEAR_ROWS_TOKENS) {
+        sl_linear_run_rows(&call);
+    } else {
+        run_scalar(&call);
     }
 }

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The way of rows: products for few tokens. The activations are packed once, by every thread for
+ * itself when they are small (which saves a barrier) and by the team otherwise. Then each thread
+ * reads its own contiguous rows of every matrix, gate and up in turns of a few rows.
+ */
+#include <string.h>
+
+#include "base/pool.h"
+#include "cpu/linear_internal.h"
+
+/* Up to so many activations each thread packs all of them itself. */
+#define PRIVATE_ELEMENTS 16384
+/* Columns that one thread packs at a time; a multiple of every layout's unit. */
+#define PACK_COLS 2048
+
+static size_t packed_bytes(enum sl_linear_layout layout, int vector_bytes, int64_t n_cols)
+{
+    if (layout == SL_LINEAR_SUPER) {
+        return (size_t)(n_cols / 256) * SL_LINEAR_SUPER_BYTES;
+    }
+    const int64_t group_cols = 2 * vector_bytes;
+    return (size_t)((n_cols + group_cols - 1) / group_cols) * 4 * (size_t)vector_bytes;
+}
+
+/* Pack columns first .. of one token, in this layout. */
+static void pack_piece(const struct sl_linear_call *c, const struct sl_linear_x *x,
+                       enum sl_linear_layout layout, int token, int64_t first)
+{
+    const int64_t left = x->n_cols - first;
+    const int64_t n = left < PACK_COLS ? left : PACK_COLS;
+    const size_t at = packed_bytes(layout, c->kernels->rows->vector_bytes, first);
+    char *dst = (char *)x->out[layout] + (size_t)token * x->stride[layout] + at;
+    c->kernels->rows->pack[layout](c->op->x + token * x->n_cols + first, n, dst);
+}
+
+static void pack(const struct sl_linear_call *c, struct sl_linear_x *x)
+{
+    const int n_tokens = c->n_tokens;
+    const bool private = n_tokens * x->n_cols <= PRIVATE_ELEMENTS;
+    char *memory = private ? c->own : c->scratch;
+    bool needed[SL_LINEAR_N_LAYOUTS] = {false};
+    for (int i = 0; i < c->op->n_parts; i++) {
+        needed[sl_linear_layout(c->op->part[i].w.type)] = true;
+    }
+    int64_t piece = 0;
+    for (int layout = SL_LINEAR_HALVES; layout < SL_LINEAR_N_LAYOUTS; layout++) {
+        if (!needed[layout]) {
+            continue;
+        }
+        x->stride[layout] =
+            packed_bytes((enum sl_linear_layout)layout, c->kernels->rows->vector_bytes, x->n_cols);
+        x->data[layout] = x->out[layout] = memory;
+        memory += (size_t)n_tokens * x->stride[layout];
+        for (int t = 0; t < n_tokens; t++) {
+            for (int64_t first = 0; first < x->n_cols; first += PACK_COLS, piece++) {
+                if (private || piece % c->n_threads == c->thread) {
+                    pack_piece(c, x, (enum sl_linear_layout)layout, t, first);
+                }
+            }
+        }
+    }
+    if (piece > 0 && !private && c->pool != NULL) {
+        sl_pool_barrier(c->pool);
+    }
+}
+
+/* n rows of part i times all tokens, to out[t * SL_LINEAR_CALL_ROWS + r]. */
+static void products(const struct sl_linear_call *c, const struct sl_linear_x *x, int i,
+                     int64_t row, int n, float *out)
+{
+    const struct sl_matrix *w = &c->op->part[i].w;
+    const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
+    const char *data = (const char *)w->data + (size_t)row * row_bytes;
+    for (int t = 0; t < c->n_tokens; t += SL_LINEAR_CALL_TOKENS) {
+        const int left = c->n_tokens - t;
+        c->kernels->rows->rows[w->type](data, row_bytes, n, x, t,
+                                        left < SL_LINEAR_CALL_TOKENS ? left : SL_LINEAR_CALL_TOKENS,
+                                        out + t * SL_LINEAR_CALL_ROWS);
+    }
+    const float *bias = c->op->part[i].bias;
+    for (int t = 0; bias != NULL && t < c->n_tokens; t++) {
+        for (int r = 0; r < n; r++) {
+            out[t * SL_LINEAR_CALL_ROWS + r] += bias[row + r];
+        }
+    }
+}
+
+static void store(const struct sl_linear_call *c, int i, int64_t row, int n, const float *out)
+{
+    const int64_t n_rows = c->op->part[i].w.n_rows;
+    for (int t = 0; t < c->n_tokens; t++) {
+        float *y = c->op->part[i].y + t * n_rows + row;
+        const float *from = out + t * SL_LINEAR_CALL_ROWS;
+        for (int r = 0; r < n; r++) {
+            y[r] = c->op->accumulate ? y[r] + from[r] : from[r];
+        }
+    }
+}
+
+void sl_linear_run_rows(const struct sl_linear_call *c)
+{
+    struct sl_linear_x x = {.n_cols = c->op->part[0].w.n_cols};
+    x.data[SL_LINEAR_FLOAT] = c->op->x;
+    x.stride[SL_LINEAR_FLOAT] = (size_t)x.n_cols * sizeof(float);
+    pack(c, &x);
+
+    /* With more than one call for the same rows, these should still be in the first-level cache. */
+    const int step = c->n_tokens > SL_LINEAR_CALL_TOKENS ? 8 : SL_LINEAR_CALL_ROWS;
+    const bool gated = c->op->activation != SL_ACT_NONE;
+    float out[2][SL_LINEAR_ROWS_TOKENS * SL_LINEAR_CALL_ROWS];
+    for (int i = 0; i < (gated ? 1 : c->op->n_parts); i++) {
+        int64_t first, end;
+        sl_linear_share(c, i, 16, &first, &end);
+        for (int64_t row = first; row < end; row += step) {
+            const int n = end - row < step ? (int)(end - row) : step;
+            products(c, &x, i, row, n, out[0]);
+            if (gated) {
+                products(c, &x, 1, row, n, out[1]);
+                for (int t = 0; t < c->n_tokens; t++) {
+                    float *gate = out[0] + t * SL_LINEAR_CALL_ROWS;
+                    c->kernels->activate(c->op->activation, gate, out[1] + t * SL_LINEAR_CALL_ROWS,
+                                         gate, n);
+                }
+            }
+            store(c, i, row, n, out[0]);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The vector operations of the product kernels, 256 bits wide, under the names of linear_v512.h.
+ */
+#ifndef SL_CPU_X86_LINEAR_V256_H
+#define SL_CPU_X86_LINEAR_V256_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define V_BYTES 32
+#define V_LANES 8
+#define BIAS_S8 0
+#define INLINE static inline __attribute__((always_inline))
+
+typedef __m256i vi;
+typedef __m256 vf;
+
+INLINE vi vi_load(const void *p)
+{
+    return _mm256_loadu_si256(p);
+}
+INLINE vf vf_load(const void *p)
+{
+    return _mm256_loadu_ps(p);
+}
+INLINE vf vf_zero(void)
+{
+    return _mm256_setzero_ps();
+}
+INLINE vf vf_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+INLINE vf vf_mul(vf a, vf b)
+{
+    return _mm256_mul_ps(a, b);
+}
+INLINE vf vf_add(vf a, vf b)
+{
+    return _mm256_add_ps(a, b);
+}
+INLINE vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+INLINE vf vf_from_int(vi a)
+{
+    return _mm256_cvtepi32_ps(a);
+}
+INLINE float vf_sum(vf a)
+{
+    const __m128 c = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+/* 8 halves or bfloats to float. */
+INLINE vf vf_load_f16(const void *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128(p));
+}
+INLINE vf vf_load_bf16(const void *p)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+INLINE void prefetch(const void *p)
+{
+    _mm_prefetch(p, _MM_HINT_T0);
+}
+
+/* Four products of bytes per lane, 0 <= w < 64. */
+INLINE vi dot_u(vi w, vi x)
+{
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+}
+/* The same of two pairs of vectors, added. */
+INLINE vi dot2_u(vi w0, vi x0, vi w1, vi x1)
+{
+    const vi sum = _mm256_add_epi16(_mm256_maddubs_epi16(w0, x0), _mm256_maddubs_epi16(w1, x1));
+    return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+}
+/* Signed weights: the sign moves to the activations. */
+INLINE vi dot_s(vi w, vi x)
+{
+    return dot_u(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+}
+INLINE vi dot2_s(vi w0, vi x0, vi w1, vi x1)
+{
+    return _mm256_add_epi32(dot_s(w0, x0), dot_s(w1, x1));
+}
+
+#endif

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The vector operations of the product kernels, 512 bits wide. linear_v256.h has the same names.
+ *
+ * Products of 8-bit integers take unsigned weights: where the processor has VNNI, levels that are
+ * signed get BIAS_S8 added (the kernels take it off again through the sums of the activations);
+ * without VNNI pairs of products must fit 16 bits, so dot_s moves the sign to the activations.
+ */
+#ifndef SL_CPU_X86_LINEAR_V512_H
+#define SL_CPU_X86_LINEAR_V512_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define V_BYTES 64
+#define V_LANES 16
+#ifdef __AVX512VNNI__
+#define BIAS_S8 128
+#else
+#define BIAS_S8 0
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef __m512i vi;
+typedef __m512 vf;
+
+INLINE vi vi_load(const void *p)
+{
+    return _mm512_loadu_si512(p);
+}
+INLINE vf vf_load(const void *p)
+{
+    return _mm512_loadu_ps(p);
+}
+INLINE vf vf_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+INLINE vf vf_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+INLINE vf vf_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+INLINE vf vf_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+INLINE vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+INLINE vf vf_from_int(vi a)
+{
+    return _mm512_cvtepi32_ps(a);
+}
+INLINE float vf_sum(vf a)
+{
+    const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+/* 16 halves or bfloats to float. */
+INLINE vf vf_load_f16(const void *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+}
+INLINE vf vf_load_bf16(const void *p)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+}
+INLINE void prefetch(const void *p)
+{
+    _mm_prefetch(p, _MM_HINT_T0);
+}
+
+/* Four products of bytes per lane, 0 <= w < 64. */
+INLINE vi dot_u(vi w, vi x)
+{
+#ifdef __AVX512VNNI__
+    return _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, x);
+#else
+    return _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1));
+#endif
+}
+/* The same of two pairs of vectors, added. */
+INLINE vi dot2_u(vi w0, vi x0, vi w1, vi x1)
+{
+#ifdef __AVX512VNNI__
+    return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w0, x0), w1, x1);
+#else
+    const vi sum = _mm512_add_epi16(_mm512_maddubs_epi16(w0, x0), _mm512_maddubs_epi16(w1, x1));
+    return _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
+#endif
+}
+#ifndef __AVX512VNNI__
+INLINE vi madd_signed(vi w, vi x)
+{
+    const vi sx = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+    return _mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_abs_epi8(w), sx), _mm512_set1_epi16(1));
+}
+#endif
+/* Signed weights, with BIAS_S8 added. */
+INLINE vi dot_s(vi w, vi x)
+{
+#ifdef __AVX512VNNI__
+    return dot_u(w, x);
+#else
+    return madd_signed(w, x);
+#endif
+}
+INLINE vi dot2_s(vi w0, vi x0, vi w1, vi x1)
+{
+#ifdef __AVX512VNNI__
+    return dot2_u(w0, x0, w1, x1);
+#else
+    return _mm512_add_epi32(madd_signed(w0, x0), madd_signed(w1, x1));
+#endif
+}
+
+#endif

@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products of every level against the scalar reference.
+ *
+ * The kernels round activations to 8 bits in blocks of 32. Most tests use activations that survive
+ * this exactly (whole multiples of a power of two up to 127, with 127 in every block), so that the
+ * only difference left is the order of float additions and the bound can be tight.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "cpu/cpu.h"
+#include "cpu/kernels.h"
+#include "op/op.h"
+
+#define N_TYPES 16
+static const enum sl_type types[N_TYPES] = {
+    SL_TYPE_F32,  SL_TYPE_F16,    SL_TYPE_BF16,   SL_TYPE_Q4_0,  SL_TYPE_Q4_1, SL_TYPE_Q5_0,
+    SL_TYPE_Q5_1, SL_TYPE_Q8_0,   SL_TYPE_Q2_K,   SL_TYPE_Q3_K,  SL_TYPE_Q4_K, SL_TYPE_Q5_K,
+    SL_TYPE_Q6_K, SL_TYPE_IQ4_NL, SL_TYPE_IQ4_XS, SL_TYPE_MXFP4,
+};
+#define GUARD 1234.5f
+
+static uint64_t state;
+
+static float uniform(void) /* -1 .. 1 */
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (float)(int32_t)(state >> 32) / 2147483648.0f;
+}
+
+/* Memory whose last byte is the last byte of a page, with no page after it: reading past a matrix
+ * faults. */
+struct fenced {
+    char *map;
+    size_t map_bytes;
+    void *data;
+};
+
+static struct fenced fenced_create(size_t bytes)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t body = (bytes + page - 1) / page * page;
+    struct fenced f = {.map_bytes = body + page};
+    f.map = mmap(NULL, f.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(f.map != MAP_FAILED);
+    assert_int_equal(mprotect(f.map + body, page, PROT_NONE), 0);
+    f.data = f.map + body - bytes;
+    return f;
+}
+
+static void fenced_destroy(struct fenced *f)
+{
+    munmap(f->map, f->map_bytes);
+}
+
+/* An op with its memory. y has guard values around it. */
+struct problem {
+    struct sl_op op;
+    float *x;
+    struct fenced w[SL_LINEAR_MAX_PARTS];
+    float *bias[SL_LINEAR_MAX_PARTS];
+    float *y[SL_LINEAR_MAX_PARTS];
+    float *expected[SL_LINEAR_MAX_PARTS];
+    float *initial[SL_LINEAR_MAX_PARTS];
+};
+
+static void fill_x(float *x, int64_t n, bool exact)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (exact) {
+            x[i] = i % 32 == 7 ? 127.0f / 64.0f : floorf(uniform() * 127.0f) / 64.0f;
+        } else {
+            x[i] = uniform() + uniform() + uniform();
+        }
+    }
+}
+
+static void fill_w(const struct sl_matrix *w, void *data)
+{
+    const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
+    float *row = malloc((size_t)w->n_cols * sizeof(float));
+    assert_non_null(row);
+    for (int64_t r = 0; r < w->n_rows; r++) {
+        for (int64_t i = 0; i < w->n_cols; i++) {
+            row[i] = uniform() * (float)(1 + (i / 16 + r) % 3);
+        }
+        assert_true(sl_quantize_row(w->type, row, (char *)data + (size_t)r * row_bytes, w->n_cols));
+    }
+    free(row);
+}
+
+static size_t y_items(const struct problem *p, int i)
+{
+    return (size_t)p->op.n_tokens * (size_t)p->op.linear.part[i].w.n_rows;
+}
+
+static void add_part(struct problem *p, enum sl_type type, int64_t n_rows, int64_t n_cols,
+                     bool bias)
+{
+    const int i = p->op.linear.n_parts++;
+    struct sl_matrix *w = &p->op.linear.part[i].w;
+    *w = (struct sl_matrix){.type = type, .n_rows = n_rows, .n_cols = n_cols};
+    p->w[i] = fenced_create((size_t)n_rows * sl_type_row_bytes(type, n_cols));
+    fill_w(w, p->w[i].data);
+    w->data = p->w[i].data;
+    if (bias) {
+        p->bias[i] = malloc((size_t)n_rows * sizeof(float));
+        assert_non_null(p->bias[i]);
+        fill_x(p->bias[i], n_rows, false);
+        p->op.linear.part[i].bias = p->bias[i];
+    }
+    const size_t n = y_items(p, i);
+    p->y[i] = malloc((n + 2) * sizeof(float));
+    p->expected[i] = malloc(n * sizeof(float));
+    p->initial[i] = malloc(n * sizeof(float));
+    assert_true(p->y[i] != NULL && p->expected[i] != NULL && p->initial[i] != NULL);
+    fill_x(p->initial[i], (int64_t)n, false);
+}
+
+static struct problem problem_create(int n_tokens, int64_t n_cols, bool exact)
+{
+    struct problem p = {.op = {.kind = SL_OP_LINEAR, .n_tokens = n_tokens}};
+    p.x = malloc((size_t)n_tokens * (size_t)n_cols * sizeof(float));
+    assert_non_null(p.x);
+    fill_x(p.x, n_tokens * n_cols, exact);
+    p.op.linear.x = p.x;
+    return p;
+}
+
+/* Compute what is expected, once all parts are there. */
+static void problem_finish(struct problem *p)
+{
+    struct sluice_error err;
+    assert_int_equal(sl_op_validate(&p->op, &err), SLUICE_STATUS_OK);
+    for (int i = 0; i < p->op.linear.n_parts; i++) {
+        memcpy(p->expected[i], p->initial[i], y_items(p, i) * sizeof(float));
+        p->op.linear.part[i].y = p->expected[i];
+    }
+    sl_op_run_ref(&p->op);
+}
+
+static void problem_destroy(struct problem *p)
+{
+    for (int i = 0; i < p->op.linear.n_parts; i++) {
+        fenced_destroy(&p->w[i]);
+        free(p->bias[i]);
+        free(p->y[i]);
+        free(p->expected[i]);
+        free(p->initial[i]);
+    }
+    free(p->x);
+}
+
+static void run(struct problem *p, enum sl_cpu_level level, struct sl_pool *pool, int n_threads)
+{
+    for (int i = 0; i < p->op.linear.n_parts; i++) {
+        const size_t n = y_items(p, i);
+        p->y[i][0] = p->y[i][n + 1] = GUARD;
+        memcpy(p->y[i] + 1, p->initial[i], n * sizeof(float));
+        p->op.linear.part[i].y = p->y[i] + 1;
+    }
+    const size_t bytes = sl_cpu_scratch_bytes(sl_op_scratch_bytes(&p->op), n_threads);
+    void *scratch = sl_alloc_aligned(SL_MEM_CPU, bytes, 64);
+    assert_non_null(scratch);
+    memset(scratch, 0xff, bytes); /* NaN wherever stale memory is used */
+    sl_cpu_run(sl_cpu_kernels(level), pool, &p->op, 1, scratch);
+    sl_free(scratch);
+    for (int i = 0; i < p->op.linear.n_parts; i++) {
+        assert_true(p->y[i][0] == GUARD && p->y[i][y_items(p, i) + 1] == GUARD);
+    }
+}
+
+/* Relative L2 distance of part i from what is expected; infinite when something is not finite. */
+static double distance(const struct problem *p, int i)
+{
+    double error = 0.0, size = 0.0;
+    for (size_t k = 0; k < y_items(p, i); k++) {
+        const double d = (double)p->y[i][k + 1] - (double)p->expected[i][k];
+        error += d * d;
+        size += (double)p->expected[i][k] * p->expected[i][k];
+    }
+    return isfinite(error) ? sqrt(error / (size + 1e-30)) : INFINITY;
+}
+
+static void check(struct problem *p, double bound, const char *what)
+{
+    const int n_results = p->op.linear.activation != SL_ACT_NONE ? 1 : p->op.linear.n_parts;
+    for (enum sl_cpu_level level = SL_CPU_SCALAR; level < SL_CPU_N_LEVELS; level++) {
+        if (!sl_cpu_level_supported(level)) {
+            continue;
+        }
+        run(p, level, NULL, 1);
+        for (int i = 0; i < n_results; i++) {
+            const double d = distance(p, i);
+            if (!(d <= bound)) {
+                const struct sl_matrix *w = &p->op.linear.part[i].w;
+                fail_msg("%s, %s, part %d: %s [%d, %d], %d tokens: distance %g above %g", what,
+                         sl_cpu_level_name(level), i, sl_type_name(w->type), (int)w->n_rows,
+                         (int)w->n_cols, p->op.n_tokens, d, bound);
+            }
+        }
+    }
+}
+
+/* Sums of up to some thousand terms in float: 2^-24 for each of the additions in a chain. */
+#define EXACT_BOUND 3e-6
+
+static const int token_counts[] = {1, 2, 3, 4, 5, 8, 9, 16, 33, 64, 100};
+
+static void test_types(void **unused)
+{
+    (void)unused;
+    static const int64_t shapes[][2] = {{1, 256}, {35, 512}, {70, 768}};
+    for (int t = 0; t < N_TYPES; t++) {
+        for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
+            for (size_t k = 0; k < sizeof(token_counts) / sizeof(token_counts[0]); k++) {
+                struct problem p = problem_create(token_counts[k], shapes[s][1], true);
+                add_part(&p, types[t], shapes[s][0], shapes[s][1], false);
+                problem_finish(&p);
+                check(&p, EXACT_BOUND, "types");
+                problem_destroy(&p);
+            }
+        }
+    }
+}
+
+/* Rows that end in the middle of a group of blocks, or of a vector. */
+static void test_ragged_columns(void **unused)
+{
+    (void)unused;
+    for (int t = 0; t < N_TYPES; t++) {
+        const int64_t unit = sl_type_traits(types[t])->block_items;
+        for (int n = 1; unit * n < 256 && n < 40; n += unit == 1 ? 3 : 1) {
+            for (int tokens = 1; tokens <= 11; tokens += 5) {
+                struct problem p = problem_create(tokens, unit * n, unit > 1);
+                add_part(&p, types[t], 21, unit * n, false);
+                problem_finish(&p);
+                check(&p, EXACT_BOUND, "ragged columns");
+                problem_destroy(&p);
+            }
+        }
+        struct problem p = problem_create(17, unit == 1 ? 1057 : 1024 + unit, unit > 1);
+        add_part(&p, types[t], 5, unit == 1 ? 1057 : 1024 + unit, false);
+        problem_finish(&p);
+        check(&p, EXACT_BOUND, "ragged columns");
+        problem_destroy(&p);
+    }
+}
+
+/* Activations as they come: what rounding them to 8 bits costs. */
+static void test_rounding(void **unused)
+{
+    (void)unused;
+    for (int t = 0; t < N_TYPES; t++) {
+        const bool floats = sl_type_traits(types[t])->block_items == 1;
+        for (int tokens = 2; tokens <= 20; tokens += 18) {
+            struct problem p = problem_create(tokens, 2048, false);
+            add_part(&p, types[t], 64, 2048, true);
+            problem_finish(&p);
+            /* 8-bit steps of 1/127 of the largest in 32, bfloats of 8 significant bits. */
+            check(&p, types[t] == SL_TYPE_BF16 ? 3e-3 : floats ? EXACT_BOUND : 1e-2, "rounding");
+            problem_destroy(&p);
+        }
+    }
+}
+
+static void test_parts(void **unused)
+{
+    (void)unused;
+    static const enum sl_type mixes[][3] = {
+        {SL_TYPE_Q4_K, SL_TYPE_Q4_K, SL_TYPE_Q6_K},
+        {SL_TYPE_Q4_0, SL_TYPE_Q5_K, SL_TYPE_F16},
+        {SL_TYPE_BF16, SL_TYPE_F32, SL_TYPE_Q8_0},
+    };
+    for (size_t m = 0; m < 3; m++) {
+        for (size_t k = 0; k < sizeof(token_counts) / sizeof(token_counts[0]); k++) {
+            struct problem p = problem_create(token_counts[k], 512, true);
+            add_part(&p, mixes[m][0], 96, 512, true);
+            add_part(&p, mixes[m][1], 33, 512, false);
+            add_part(&p, mixes[m][2], 7, 512, true);
+            problem_finish(&p);
+            check(&p, EXACT_BOUND, "parts");
+            problem_destroy(&p);
+        }
+    }
+}
+
+static void test_accumulate(void **unused)
+{
+    (void)unused;
+    static const enum sl_type some[] = {SL_TYPE_Q4_0, SL_TYPE_Q6_K, SL_TYPE_F16, SL_TYPE_BF16};
+    for (size_t m = 0; m < 4; m++) {
+        for (size_t k = 0; k < sizeof(token_counts) / sizeof(token_counts[0]); k++) {
+            struct problem p = problem_create(token_counts[k], 1280, true);
+            add_part(&p, some[m], 81, 1280, k % 2 == 0);
+            p.op.linear.accumulate = true;
+            problem_finish(&p);
+            check(&p, EXACT_BOUND, "accumulate");
+            problem_destroy(&p);
+        }
+    }
+}
+
+static void test_activation(void **unused)
+{
+    (void)unused;
+    static const enum sl_type mixes[][2] = {{SL_TYPE_Q4_K, SL_TYPE_Q4_K},
+                                            {SL_TYPE_Q8_0, SL_TYPE_Q5_1},
+                                            {SL_TYPE_F16, SL_TYPE_F16},
+                                            {SL_TYPE_BF16, SL_TYPE_IQ4_XS}};
+    for (size_t m = 0; m < 4; m++) {
+        for (size_t k = 0; k < sizeof(token_counts) / sizeof(token_counts[0]); k++) {
+            struct problem p = problem_create(token_counts[k], 256, true);
+            for (int64_t i = 0; i < p.op.n_tokens * 256; i++) {
+                p.x[i] /= 8.0f; /* gates around the bend of the activation */
+            }
+            add_part(&p, mixes[m][0], 73, 256, k % 2 == 0);
+            add_part(&p, mixes[m][1], 73, 256, k % 2 == 0);
+            p.op.linear.activation = k % 3 == 0 ? SL_ACT_SILU : SL_ACT_GELU_TANH;
+            problem_finish(&p);
+            check(&p, EXACT_BOUND, "activation");
+            problem_destroy(&p);
+        }
+    }
+}
+
+static void test_extremes(void **unused)
+{
+    (void)unused;
+    for (int t = 0; t < N_TYPES; t++) {
+        for (int tokens = 1; tokens <= 10; tokens += 9) {
+            struct problem p = problem_create(tokens, 512, false);
+            for (int64_t i = 0; i < tokens * 512; i++) {
+                const int block = (int)(i / 32 % 5);
+                const float one = i % 2 == 0 ? 1.0f : -1.0f;
+                p.x[i] = block == 0   ? 0.0f
+                         : block == 1 ? one
+                         : block == 2 ? 1e-42f * one
+                         : block == 3 ? (i % 32 == 3 ? 3e4f : 0.0f)
+                                      : 1.0f;
+            }
+            add_part(&p, types[t], 40, 512, false);
+            problem_finish(&p);
+            check(&p, types[t] == SL_TYPE_BF16 ? 3e-3 : 1e-5, "extremes");
+            problem_destroy(&p);
+        }
+    }
+}
+
+/* Bit for bit the same with any number of threads, more than there are rows included. */
+static void test_threads(void **unused)
+{
+    (void)unused;
+    struct sl_pool *pool = NULL;
+    const struct sl_pool_options options = {.n_threads = 5};
+    assert_int_equal(sl_pool_create(&pool, &options, NULL), SLUICE_STATUS_OK);
+    for (int t = 0; t < N_TYPES; t++) {
+        for (int k = 0; k < 4; k++) {
+            static const int tokens[] = {1, 7, 40, 9};
+            static const int64_t rows[] = {3, 100, 130, 1};
+            const int64_t n_cols = k == 1 ? 6144 : 512;
+            struct problem p = problem_create(tokens[k], n_cols, false);
+            add_part(&p, types[t], rows[k], n_cols, true);
+            add_part(&p, types[(t + 3) % N_TYPES], rows[k] + 40, n_cols, false);
+            problem_finish(&p);
+            for (enum sl_cpu_level level = SL_CPU_SCALAR; level < SL_CPU_N_LEVELS; level++) {
+                if (!sl_cpu_level_supported(level)) {
+                    continue;
+                }
+                run(&p, level, NULL, 1);
+                for (int i = 0; i < 2; i++) {
+                    memcpy(p.expected[i], p.y[i] + 1, y_items(&p, i) * sizeof(float));
+                }
+                for (int n = 2; n <= 5; n++) {
+                    sl_pool_limit(pool, n);
+                    run(&p, level, pool, n);
+                    for (int i = 0; i < 2; i++) {
+                        assert_memory_equal(p.expected[i], p.y[i] + 1,
+                                            y_items(&p, i) * sizeof(float));
+                    }
+                }
+            }
+            problem_destroy(&p);
+        }
+    }
+    sl_pool_destroy(&pool);
+}
+
+static void test_many_tokens(void **unused)
+{
+    (void)unused;
+    static const enum sl_type some[] = {SL_TYPE_Q4_0, SL_TYPE_Q4_K, SL_TYPE_Q6_K, SL_TYPE_Q8_0,
+                                        SL_TYPE_F16};
+    for (size_t m = 0; m < 5; m++) {
+        struct problem p = problem_create(512, 256, true);
+        add_part(&p, some[m], 50, 256, false);
+        problem_finish(&p);
+        check(&p, EXACT_BOUND, "many tokens");
+        problem_destroy(&p);
+    }
+}
+
+int main(void)
+{
+    state = 20260601;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_types),       cmocka_unit_test(test_ragged_columns),
+        cmocka_unit_test(test_rounding),    cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_accumulate),  cmocka_unit_test(test_activation),
+        cmocka_unit_test(test_extremes),    cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_many_tokens),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
