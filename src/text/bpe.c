@@ -124,11 +124,10 @@ static enum sluice_status encode_piece(const struct sl_tokenizer *t,
     }
     SL_TRY(sl_merger_run(merger, merge_by_rank, &t->vocab, err));
     for (int32_t i = 0; i >= 0; i = merger->symbols[i].next) {
-        /* A byte without a token of its own (vocabularies need not have all) is unknown text, and
-         * left out where there is no token for that either. */
-        const int32_t id = merger->symbols[i].id >= 0 ? merger->symbols[i].id : t->vocab.unk;
-        if (id >= 0) {
-            SL_TRY(sl_token_list_push(&scratch->tokens, id, err));
+        /* Vocabularies need not have a token for every byte; text in such bytes is left out, as
+         * other implementations do (the unknown token would often be the end of the text). */
+        if (merger->symbols[i].id >= 0) {
+            SL_TRY(sl_token_list_push(&scratch->tokens, merger->symbols[i].id, err));
         }
     }
     return SLUICE_STATUS_OK;
