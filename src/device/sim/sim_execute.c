@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "cpu/cpu.h"
 #include "device/sim/sim_internal.h"
 
 #define POISON 0xff
@@ -96,6 +97,7 @@ static enum sluice_status execute_run(struct sl_stream *stream, const struct sl_
 {
     struct sl_sim_device *sim = stream->dev;
     const struct sl_op *ops = stream->ops + item->run.first_op % stream->n_ops_capacity;
+    const struct sl_cpu_kernels *kernels = sl_cpu_kernels(sl_cpu_level());
     for (int i = 0; i < item->run.n_ops; i++) {
         const uint64_t begin_ns = sl_clock_now_ns();
         pthread_rwlock_rdlock(&sim->memory_lock);
@@ -104,7 +106,7 @@ static enum sluice_status execute_run(struct sl_stream *stream, const struct sl_
             status = sl_sim_check_kv(sim, &ops[i], err);
         }
         if (status == SLUICE_STATUS_OK) {
-            sl_op_run_ref(&ops[i]);
+            sl_cpu_run(kernels, NULL, &ops[i], 1, stream->cpu_scratch);
             poison_undefined(&ops[i], item->run.scratch);
         }
         pthread_rwlock_unlock(&sim->memory_lock);

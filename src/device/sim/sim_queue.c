@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "cpu/cpu.h"
 #include "device/sim/sim_internal.h"
 
 /* Append an item; waits while the ring is full. */
@@ -194,7 +195,7 @@ enum sluice_status sl_sim_run(struct sl_device *dev, struct sl_stream *stream,
         const size_t bytes = sl_op_scratch_bytes(&ops[i]);
         scratch_bytes = bytes > scratch_bytes ? bytes : scratch_bytes;
     }
-    SL_TRY(grow_buffers(stream, n_ops, scratch_bytes, err));
+    SL_TRY(grow_buffers(stream, n_ops, sl_cpu_scratch_bytes(scratch_bytes, 1), err));
     item.run.first_op = push_ops(stream, ops, n_ops);
     push(stream, &item);
     return SLUICE_STATUS_OK;

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Second part of the list: every operator, in the shapes and types of real models and some that
+ * are only hostile, against the scalar reference.
+ *
+ * Bounds are on the Euclidean norm of the difference over that of the reference. Where inputs are
+ * packed to 8 bits a block of 32 normal numbers loses about 0.5 % of its norm, a block with one
+ * large number at most 1.3 %; f16 inputs lose 0.03 %.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "device/device_tests.h"
+#include "device/op_case.h"
+#include "op/kv.h"
+#include "test.h"
+
+#define BOUND_PACKED 0.015
+#define BOUND_GATED 0.03 /* two products, multiplied */
+#define BOUND_F16 0.001
+#define BOUND_NORM 1e-5
+#define BOUND_ROPE 5e-4 /* angles up to some thousand radians, as float */
+#define BOUND_ATTENTION 2e-3
+
+static struct sl_device *dev;
+
+static bool is_packed(enum sl_type type)
+{
+    return type != SL_TYPE_F32 && type != SL_TYPE_F16 && type != SL_TYPE_BF16;
+}
+
+static double linear_bound(enum sl_type type)
+{
+    return is_packed(type) ? BOUND_PACKED : BOUND_F16;
+}
+
+/* Append a part to the op; returns its output. */
+static float *add_part(struct op_case *c, struct sl_op *op, enum sl_type type, int64_t n_rows,
+                       int64_t n_cols, bool bias)
+{
+    const int i = op->linear.n_parts++;
+    op->linear.part[i].w = case_matrix(c, type, n_rows, n_cols);
+    op->linear.part[i].bias = bias ? case_floats(c, (size_t)n_rows, 0.3f) : NULL;
+    op->linear.part[i].y = case_floats(c, (size_t)op->n_tokens * (size_t)n_rows, 1.0f);
+    return op->linear.part[i].y;
+}
+
+static void check_linear(enum sl_type type, int n_tokens, int64_t n_rows, int64_t n_cols, bool bias,
+                         bool accumulate)
+{
+    struct op_case c;
+    case_init(&c, (uint64_t)(n_tokens * 131 + n_rows * 17 + n_cols), "linear %s %d x [%d, %d]%s%s",
+              sl_type_name((uint32_t)type), n_tokens, (int)n_rows, (int)n_cols, bias ? " bias" : "",
+              accumulate ? " accumulate" : "");
+    struct sl_op *op = case_op(&c, SL_OP_LINEAR, n_tokens);
+    op->linear.x = case_floats(&c, (size_t)n_tokens * (size_t)n_cols, 1.0f);
+    op->linear.accumulate = accumulate;
+    const float *y = add_part(&c, op, type, n_rows, n_cols, bias);
+    case_output(&c, CASE_FLOATS, y, (size_t)n_tokens * (size_t)n_rows * sizeof *y, SL_TYPE_F32,
+                linear_bound(type));
+    case_check(&c, dev, false, "linear");
+    case_finish(&c);
+}
+
+static void test_linear(void **state)
+{
+    (void)state;
+    for (uint32_t id = 0; id < SL_TYPE_N; id++) {
+        const struct sl_type_traits *traits = sl_type_traits(id);
+        if (!traits || !traits->computes) {
+            continue;
+        }
+        const enum sl_type type = (enum sl_type)id;
+        check_linear(type, 1, 64, 512, false, false);
+        check_linear(type, 1, 33, 1024, true, true);
+        check_linear(type, 3, 40, 256, true, false);
+        check_linear(type, 19, 17, 512, false, true);
+        check_linear(type, 70, 130, 256, false, false);
+        if (traits->block_items <= 32) { /* rows that are no multiple of 256, as in small models */
+            check_linear(type, 1, 48, 96, false, false);
+            check_linear(type, 5, 9, 576, true, false);
+            check_linear(type, 33, 20, 160, false, true);
+        }
+        if (traits->block_items == 1) {
+            check_linear(type, 2, 5, 37, false, false);
+        }
+    }
+    check_linear(SL_TYPE_Q4_K, 1, 1, 256, false, false);
+    check_linear(SL_TYPE_Q8_0, 130, 1, 64, false, false);
+    check_linear(SL_TYPE_Q6_K, 1, 2000, 256, false, false);
+}
+
+/* Several products of one input; types may be mixed, as in real files (Q4_K with Q6_K values). */
+static void test_linear_parts(void **state)
+{
+    (void)state;
+    const enum sl_type mixes[][4] = {
+        {SL_TYPE_Q4_K, SL_TYPE_Q4_K, SL_TYPE_Q6_K, SL_TYPE_Q4_K},
+        {SL_TYPE_Q8_0, SL_TYPE_F16, SL_TYPE_Q4_0, SL_TYPE_F32},
+        {SL_TYPE_Q5_0, SL_TYPE_Q5_K, SL_TYPE_BF16, SL_TYPE_Q3_K},
+    };
+    for (size_t m = 0; m < sizeof mixes / sizeof mixes[0]; m++) {
+        for (int n_tokens = 1; n_tokens <= 37; n_tokens += 12) {
+            for (int n_parts = 2; n_parts <= 4; n_parts++) {
+                struct op_case c;
+                case_init(&c, m * 100 + (uint64_t)n_tokens, "linear mix %zu, %d parts, %d tokens",
+                          m, n_parts, n_tokens);
+                struct sl_op *op = case_op(&c, SL_OP_LINEAR, n_tokens);
+                op->linear.x = case_floats(&c, (size_t)n_tokens * 512, 1.0f);
+                for (int i = 0; i < n_parts; i++) {
+                    const int64_t n_rows = 24 + i * 21;
+                    const float *y = add_part(&c, op, mixes[m][i], n_rows, 512, i % 2 == 1);
+                    /* Types share one packed input, so the coarser bound holds for all. */
+                    case_output(&c, CASE_FLOATS, y, (size_t)(n_tokens * n_rows) * sizeof *y,
+                                SL_TYPE_F32, BOUND_PACKED);
+                }
+                case_check(&c, dev, false, "linear");
+                case_finish(&c);
+            }
+        }
+    }
+}
+
+static void test_linear_gated(void **state)
+{
+    (void)state;
+    const enum sl_type types[][2] = {{SL_TYPE_Q4_K, SL_TYPE_Q4_K},
+                                     {SL_TYPE_Q4_1, SL_TYPE_Q4_1},
+                                     {SL_TYPE_F16, SL_TYPE_F16},
+                                     {SL_TYPE_Q8_0, SL_TYPE_Q6_K}};
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
+        for (int n_tokens = 1; n_tokens <= 41; n_tokens += 20) {
+            for (int activation = SL_ACT_SILU; activation <= SL_ACT_GELU_TANH; activation++) {
+                struct op_case c;
+                case_init(&c, t + (uint64_t)n_tokens, "linear gated %d, %s, %d tokens", activation,
+                          sl_type_name((uint32_t)types[t][0]), n_tokens);
+                struct sl_op *op = case_op(&c, SL_OP_LINEAR, n_tokens);
+                op->linear.x = case_floats(&c, (size_t)n_tokens * 256, 1.0f);
+                op->linear.activation = (enum sl_activation)activation;
+                const size_t bytes = (size_t)n_tokens * 77 * sizeof(float);
+                const float *y = add_part(&c, op, types[t][0], 77, 256, t == 2);
+                const float *up = add_part(&c, op, types[t][1], 77, 256, t == 2);
+                case_output(&c, CASE_FLOATS, y, bytes, SL_TYPE_F32,
+                            is_packed(types[t][0]) ? BOUND_GATED : 2 * BOUND_F16);
+                case_output(&c, CASE_UNDEFINED, up, bytes, SL_TYPE_F32, 0);
+                case_check(&c, dev, false, "linear");
+                case_finish(&c);
+            }
+        }
+    }
+}
+
+static void check_norm(int n_tokens, int rows_per_token, int n, bool weight, bool accumulate,
+                       bool in_place, float scale)
+{
+    struct op_case c;
+    case_init(&c, (uint64_t)(n_tokens + n), "norm %d x %d x %d%s%s%s scale %g", n_tokens,
+              rows_per_token, n, weight ? " weight" : "", accumulate ? " accumulate" : "",
+              in_place ? " in place" : "", (double)scale);
+    struct sl_op *op = case_op(&c, SL_OP_NORM, n_tokens);
+    const size_t n_items = (size_t)n_tokens * (size_t)rows_per_token * (size_t)n;
+    float *x = case_floats(&c, n_items, scale);
+    op->norm = (struct sl_op_norm){.x = x,
+                                   .weight = weight ? case_floats(&c, (size_t)n, 1.0f) : NULL,
+                                   .y = in_place ? x : case_floats(&c, n_items, 1.0f),
+                                   .n = n,
+                                   .rows_per_token = rows_per_token,
+                                   .eps = 1e-6f,
+                                   .accumulate = accumulate};
+    case_output(&c, CASE_FLOATS, op->norm.y, n_items * sizeof(float), SL_TYPE_F32, BOUND_NORM);
+    case_check(&c, dev, false, "norm");
+    case_finish(&c);
+}
+
+static void test_norm(void **state)
+{
+    (void)state;
+    check_norm(1, 1, 576, true, false, false, 1.0f);
+    check_norm(7, 1, 2048, true, false, true, 1.0f);
+    check_norm(33, 1, 640, true, true, false, 1.0f);
+    check_norm(4, 8, 128, true, false, true, 1.0f); /* heads */
+    check_norm(5, 3, 64, false, false, false, 1.0f);
+    check_norm(2, 1, 37, true, false, false, 1.0f);
+    check_norm(1, 1, 1, false, false, false, 1.0f);
+    check_norm(3, 1, 512, true, false, false, 1e4f);
+    check_norm(3, 1, 512, true, false, false, 0.0f); /* eps keeps it finite */
+    check_norm(3, 1, 512, true, true, false, 1e-5f);
+}
+
+static void check_rope(int n_tokens, int n_heads, int head_dim, int n_rot, bool neox,
+                       int32_t first_pos, float magnitude)
+{
+    struct op_case c;
+    case_init(&c, (uint64_t)(n_tokens * n_heads), "rope %d x %d x %d, n_rot %d%s, from %d",
+              n_tokens, n_heads, head_dim, n_rot, neox ? " neox" : "", first_pos);
+    struct sl_op *op = case_op(&c, SL_OP_ROPE, n_tokens);
+    const size_t n = (size_t)n_tokens * (size_t)n_heads * (size_t)head_dim;
+    float *freq = case_room(&c, (size_t)n_rot / 2 * sizeof *freq);
+    for (int i = 0; i < n_rot / 2; i++) {
+        freq[i] = powf(10000.0f, -2.0f * (float)i / (float)n_rot);
+    }
+    op->rope = (struct sl_op_rope){.x = case_floats(&c, n, 1.0f),
+                                   .pos = case_positions(&c, n_tokens, first_pos),
+                                   .freq = freq,
+                                   .n_heads = n_heads,
+                                   .head_dim = head_dim,
+                                   .n_rot = n_rot,
+                                   .magnitude = magnitude,
+                                   .neox = neox};
+    case_output(&c, CASE_FLOATS, op->rope.x, n * sizeof(float), SL_TYPE_F32, BOUND_ROPE);
+    case_check(&c, dev, false, "rope");
+    case_finish(&c);
+}
+
+static void test_rope(void **state)
+{
+    (void)state;
+    for (int neox = 0; neox < 2; neox++) {
+        check_rope(1, 9, 64, 64, neox, 0, 1.0f);
+        check_rope(1, 9, 64, 64, neox, 5000, 1.0f);
+        check_rope(20, 3, 128, 128, neox, 100, 1.0f);
+        check_rope(5, 4, 256, 256, neox, 31, 1.2f);
+        check_rope(6, 2, 96, 32, neox, 7, 1.0f); /* the rest of each head stays */
+        check_rope(3, 1, 80, 2, neox, 2, 0.5f);
+    }
+}
+
+/* A cache for sequences with `n_blocks` blocks each, scattered over memory by a table or, with one
+ * sequence, in order without one. */
+static struct sl_kv_view make_cache(struct op_case *c, enum sl_type type, int n_kv_heads,
+                                    int head_dim, int n_seqs, int n_blocks, bool with_table)
+{
+    const int n_all = n_seqs * n_blocks;
+    const size_t bytes = (size_t)n_all * sl_kv_block_bytes(type, n_kv_heads, head_dim);
+    struct sl_kv_view kv = {
+        .data = case_room(c, bytes), .type = type, .n_kv_heads = n_kv_heads, .head_dim = head_dim};
+    memset(kv.data, 0, bytes);
+    if (with_table) {
+        int32_t *table = case_positions(c, n_all, 0);
+        for (int i = n_all - 1; i > 0; i--) {
+            const uint32_t j = case_random(c, (uint32_t)i + 1);
+            const int32_t swapped = table[i];
+            table[i] = table[j];
+            table[j] = swapped;
+        }
+        kv.table = table;
+        kv.table_stride = n_blocks;
+    }
+    return kv;
+}
+
+/* Fill positions 0 .. n-1 of a sequence with random keys and values, by the reference. */
+static void fill_cache(struct op_case *c, const struct sl_kv_view *kv, int32_t seq, int n)
+{
+    const size_t n_items = (size_t)n * (size_t)kv->n_kv_heads * (size_t)kv->head_dim;
+    int32_t *seqs = case_positions(c, n, 0);
+    for (int i = 0; i < n; i++) {
+        seqs[i] = seq;
+    }
+    struct sl_op op = {.kind = SL_OP_KV_STORE, .n_tokens = n};
+    op.kv_store = (struct sl_op_kv_store){.k = case_floats(c, n_items, 1.0f),
+                                          .v = case_floats(c, n_items, 1.0f),
+                                          .pos = case_positions(c, n, 0),
+                                          .seq = seqs,
+                                          .kv = *kv};
+    sl_op_run_ref(&op);
+}
+
+static void check_kv_store(enum sl_type type, int n_tokens, int n_kv_heads, int head_dim,
+                           int32_t first_pos, int n_seqs, bool with_table)
+{
+    struct op_case c;
+    case_init(&c, (uint64_t)n_tokens, "kv_store %s %d x %d x %d from %d, %d sequences%s",
+              sl_type_name((uint32_t)type), n_tokens, n_kv_heads, head_dim, first_pos, n_seqs,
+              with_table ? ", table" : "");
+    struct sl_op *op = case_op(&c, SL_OP_KV_STORE, n_tokens);
+    const size_t n = (size_t)n_tokens * (size_t)n_kv_heads * (size_t)head_dim;
+    const int n_blocks = (first_pos + n_tokens) / SL_KV_BLOCK + 1;
+    op->kv_store = (struct sl_op_kv_store){
+        .k = case_floats(&c, n, 1.0f),
+        .v = case_floats(&c, n, 2.0f),
+        .pos = case_positions(&c, n_tokens, first_pos),
+        .kv = make_cache(&c, type, n_kv_heads, head_dim, n_seqs, n_blocks, with_table)};
+    if (n_seqs > 1) {
+        int32_t *seq = case_positions(&c, n_tokens, 0);
+        for (int i = 0; i < n_tokens; i++) {
+            seq[i] %= n_seqs;
+        }
+        op->kv_store.seq = seq;
+    }
+    const size_t bytes =
+        (size_t)(n_seqs * n_blocks) * sl_kv_block_bytes(type, n_kv_heads, head_dim);
+    /* One step of rounding in the odd element is allowed; the type's own loss is in both. */
+    const double bound = type == SL_TYPE_F16 ? 1e-4 : type == SL_TYPE_Q8_0 ? 2e-3 : 2e-2;
+    case_output(&c, CASE_ROWS, op->kv_store.kv.data, bytes, type, bound);
+    case_check(&c, dev, type != SL_TYPE_F16, sl_type_name((uint32_t)type));
+    case_finish(&c);
+}
+
+static void test_kv_store(void **state)
+{
+    (void)state;
+    const enum sl_type types[] = {SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0};
+    for (int t = 0; t < 3; t++) {
+        check_kv_store(types[t], 1, 3, 64, 0, 1, false);
+        check_kv_store(types[t], 1, 3, 64, 63, 1, false);
+        check_kv_store(types[t], 1, 8, 128, 64, 1, true);
+        check_kv_store(types[t], 150, 2, 64, 40, 1, true);
+        check_kv_store(types[t], 9, 1, 256, 120, 3, true);
+    }
+}
+
+struct attention_case {
+    enum sl_type type;
+    int n_tokens;
+    int n_heads;
+    int n_kv_heads;
+    int head_dim;
+    int first_pos;
+    int n_seqs; /* > 1: token t is of sequence t % n_seqs, each at a place of its own */
+    bool with_table;
+    bool with_sinks;
+    int window;
+    float softcap;
+};
+
+static void check_attention(const struct attention_case *a)
+{
+    struct op_case c;
+    case_init(&c, (uint64_t)(a->n_tokens + a->first_pos),
+              "attention %s, %d tokens from %d, %d heads over %d, size %d, %d sequences, window %d",
+              sl_type_name((uint32_t)a->type), a->n_tokens, a->first_pos, a->n_heads, a->n_kv_heads,
+              a->head_dim, a->n_seqs, a->window);
+    const int n_kv = a->first_pos + a->n_tokens;
+    const size_t n = (size_t)a->n_tokens * (size_t)a->n_heads * (size_t)a->head_dim;
+    struct sl_op *op = case_op(&c, SL_OP_ATTENTION, a->n_tokens);
+    op->attention = (struct sl_op_attention){
+        .q = case_floats(&c, n, 1.0f),
+        .y = case_floats(&c, n, 1.0f),
+        .pos = case_positions(&c, a->n_tokens, a->first_pos),
+        .sinks = a->with_sinks ? case_floats(&c, (size_t)a->n_heads, 1.0f) : NULL,
+        .kv = make_cache(&c, a->type, a->n_kv_heads, a->head_dim, a->n_seqs,
+                         (n_kv + SL_KV_BLOCK - 1) / SL_KV_BLOCK, a->with_table),
+        .n_heads = a->n_heads,
+        .n_kv_max = n_kv,
+        .window = a->window,
+        .scale = 1.0f / sqrtf((float)a->head_dim),
+        .softcap = a->softcap};
+    if (a->n_seqs > 1) {
+        int32_t *seq = case_positions(&c, a->n_tokens, 0);
+        for (int i = 0; i < a->n_tokens; i++) {
+            seq[i] %= a->n_seqs;
+        }
+        op->attention.seq = seq;
+    }
+    for (int s = 0; s < a->n_seqs; s++) {
+        fill_cache(&c, &op->attention.kv, s, n_kv);
+    }
+    case_output(&c, CASE_FLOATS, op->attention.y, n * sizeof(float), SL_TYPE_F32, BOUND_ATTENTION);
+    case_check(&c, dev, a->type != SL_TYPE_F16, sl_type_name((uint32_t)a->type));
+    case_finish(&c);
+}
+
+static void test_attention(void **state)
+{
+    (void)state;
+    const struct attention_case cases[] = {
+        {SL_TYPE_F16, 1, 9, 3, 64, 0, 1, false, false, 0, 0},
+        {SL_TYPE_F16, 1, 9, 3, 64, 62, 1, false, false, 0, 0},
+        {SL_TYPE_F16, 1, 9, 3, 64, 63, 1, true, false, 0, 0},
+        {SL_TYPE_F16, 1, 9, 3, 64, 64, 1, true, false, 0, 0},
+        {SL_TYPE_F16, 1, 4, 1, 256, 700, 1, true, false, 0, 0},
+        {SL_TYPE_F16, 1, 8, 2, 128, 333, 1, true, true, 100, 0},
+        {SL_TYPE_F16, 2, 4, 4, 96, 200, 1, true, false, 0, 30.0f},
+        {SL_TYPE_F16, 16, 6, 2, 64, 130, 1, true, false, 0, 0},
+        {SL_TYPE_F16, 17, 6, 2, 64, 130, 1, true, false, 0, 0},
+        {SL_TYPE_F16, 70, 8, 4, 64, 0, 1, false, false, 0, 0},
+        {SL_TYPE_F16, 130, 4, 2, 128, 61, 1, true, false, 0, 0},
+        {SL_TYPE_F16, 65, 4, 1, 256, 100, 1, true, false, 64, 50.0f},
+        {SL_TYPE_F16, 33, 4, 2, 64, 90, 1, true, true, 16, 0},
+        {SL_TYPE_F16, 5, 4, 2, 64, 150, 5, true, false, 0, 0},
+        {SL_TYPE_F16, 30, 4, 2, 64, 70, 3, true, false, 40, 0},
+        {SL_TYPE_F16, 1, 2, 1, 32, 5, 1, false, true, 0, 0},
+        {SL_TYPE_F16, 3, 24, 1, 64, 40, 1, false, false, 1, 0},
+        {SL_TYPE_Q8_0, 1, 8, 2, 64, 300, 1, true, false, 0, 0},
+        {SL_TYPE_Q8_0, 40, 8, 2, 128, 50, 1, true, false, 0, 0},
+        {SL_TYPE_Q4_0, 1, 8, 2, 64, 300, 1, true, false, 0, 0},
+        {SL_TYPE_Q4_0, 40, 8, 2, 128, 50, 1, true, false, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_attention(&cases[i]);
+    }
+}
+
+/* The ops of a whole attention half in one list: each reads what the one before wrote. */
+static void check_layer(int n_tokens, int first_pos)
+{
+    enum { EMBD = 256, HEADS = 4, KV_HEADS = 2, DIM = 64 };
+    struct op_case c;
+    case_init(&c, (uint64_t)n_tokens, "layer of %d tokens from %d", n_tokens, first_pos);
+    const size_t n = (size_t)n_tokens;
+    const int n_kv = first_pos + n_tokens;
+    float *x = case_floats(&c, n * EMBD, 1.0f);
+    float *normed = case_floats(&c, n * EMBD, 1.0f);
+    float *mixed = case_floats(&c, n * HEADS * DIM, 1.0f);
+    float *freq = case_room(&c, DIM / 2 * sizeof *freq);
+    for (int i = 0; i < DIM / 2; i++) {
+        freq[i] = powf(10000.0f, -2.0f * (float)i / DIM);
+    }
+    const int32_t *pos = case_positions(&c, n_tokens, first_pos);
+    const struct sl_kv_view kv =
+        make_cache(&c, SL_TYPE_F16, KV_HEADS, DIM, 1, (n_kv + SL_KV_BLOCK - 1) / SL_KV_BLOCK, true);
+    if (first_pos > 0) {
+        fill_cache(&c, &kv, 0, first_pos);
+    }
+
+    struct sl_op *op = case_op(&c, SL_OP_NORM, n_tokens);
+    op->norm = (struct sl_op_norm){.x = x,
+                                   .weight = case_floats(&c, EMBD, 1.0f),
+                                   .y = normed,
+                                   .n = EMBD,
+                                   .rows_per_token = 1,
+                                   .eps = 1e-5f};
+    op = case_op(&c, SL_OP_LINEAR, n_tokens);
+    op->linear.x = normed;
+    float *q = add_part(&c, op, SL_TYPE_Q4_K, (int64_t)HEADS * DIM, EMBD, false);
+    float *k = add_part(&c, op, SL_TYPE_Q4_K, (int64_t)KV_HEADS * DIM, EMBD, false);
+    float *v = add_part(&c, op, SL_TYPE_Q6_K, (int64_t)KV_HEADS * DIM, EMBD, false);
+    const struct sl_op_rope rope = {
+        .pos = pos, .freq = freq, .head_dim = DIM, .n_rot = DIM, .magnitude = 1.0f, .neox = true};
+    op = case_op(&c, SL_OP_ROPE, n_tokens);
+    op->rope = rope;
+    op->rope.x = q;
+    op->rope.n_heads = HEADS;
+    op = case_op(&c, SL_OP_ROPE, n_tokens);
+    op->rope = rope;
+    op->rope.x = k;
+    op->rope.n_heads = KV_HEADS;
+    op = case_op(&c, SL_OP_KV_STORE, n_tokens);
+    op->kv_store = (struct sl_op_kv_store){.k = k, .v = v, .pos = pos, .kv = kv};
+    op = case_op(&c, SL_OP_ATTENTION, n_tokens);
+    op->attention = (struct sl_op_attention){.q = q,
+                                             .y = mixed,
+                                             .pos = pos,
+                                             .kv = kv,
+                                             .n_heads = HEADS,
+                                             .n_kv_max = n_kv,
+                                             .scale = 0.125f};
+    op = case_op(&c, SL_OP_LINEAR, n_tokens);
+    op->linear.x = mixed;
+    op->linear.accumulate = true;
+    op->linear.n_parts = 1;
+    op->linear.part[0].w = case_matrix(&c, SL_TYPE_Q4_K, EMBD, (int64_t)HEADS * DIM);
+    op->linear.part[0].y = x;
+
+    /* Errors of packed inputs add up along the list. */
+    case_output(&c, CASE_FLOATS, x, n * EMBD * sizeof *x, SL_TYPE_F32, 2 * BOUND_PACKED);
+    case_output(&c, CASE_FLOATS, normed, n * EMBD * sizeof *x, SL_TYPE_F32, BOUND_NORM);
+    case_output(&c, CASE_FLOATS, mixed, n * HEADS * DIM * sizeof *x, SL_TYPE_F32, 4 * BOUND_PACKED);
+    case_output(&c, CASE_FLOATS, q, n * HEADS * DIM * sizeof *x, SL_TYPE_F32, BOUND_PACKED);
+    case_output(&c, CASE_FLOATS, k, n * KV_HEADS * DIM * sizeof *x, SL_TYPE_F32, BOUND_PACKED);
+    case_output(&c, CASE_FLOATS, v, n * KV_HEADS * DIM * sizeof *x, SL_TYPE_F32, BOUND_PACKED);
+    const size_t n_blocks = (size_t)(n_kv + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+    case_output(&c, CASE_ROWS, kv.data, n_blocks * sl_kv_block_bytes(kv.type, KV_HEADS, DIM),
+                kv.type, BOUND_PACKED);
+    case_check(&c, dev, false, "layer");
+    case_finish(&c);
+}
+
+static void test_layer(void **state)
+{
+    (void)state;
+    check_layer(1, 0);
+    check_layer(1, 100);
+    check_layer(12, 60);
+    check_layer(80, 0);
+}
+
+int device_tests_run_ops(const char *prefix, struct sl_device *device)
+{
+    dev = device;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_linear),       cmocka_unit_test(test_linear_parts),
+        cmocka_unit_test(test_linear_gated), cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_rope),         cmocka_unit_test(test_kv_store),
+        cmocka_unit_test(test_attention),    cmocka_unit_test(test_layer),
+    };
+    char name[96];
+    snprintf(name, sizeof name, "%s: operators", prefix);
+    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+}

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * See op_case.h.
+ */
+#include "device/op_case.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "test.h"
+
+#define BLOCK_BYTES ((size_t)24 << 20)
+#define GUARD_BYTES 256
+#define GUARD 0x5c
+
+void case_init(struct op_case *c, uint64_t seed, const char *format, ...)
+{
+    memset(c, 0, sizeof *c);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->name, sizeof c->name, format, args);
+    va_end(args);
+    c->random = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
+    c->capacity = BLOCK_BYTES;
+    c->block = malloc(c->capacity);
+    assert_non_null(c->block);
+    memset(c->block, GUARD, GUARD_BYTES);
+    c->used = GUARD_BYTES;
+}
+
+void case_finish(struct op_case *c)
+{
+    free(c->block);
+    c->block = NULL;
+}
+
+void *case_room(struct op_case *c, size_t bytes)
+{
+    char *room = c->block + c->used;
+    /* Operands begin at multiples of 256 as in an arena; a guard fills the gap behind. */
+    const size_t next = (c->used + bytes + GUARD_BYTES + 255) / 256 * 256;
+    assert_true(next <= c->capacity);
+    memset(room, GUARD, next - c->used);
+    c->used = next;
+    return room;
+}
+
+uint32_t case_random(struct op_case *c, uint32_t below)
+{
+    c->random = c->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)((c->random >> 33) % below);
+}
+
+/* A sum of uniform numbers is normal enough. */
+static float random_normal(struct op_case *c)
+{
+    float sum = 0.0f;
+    for (int i = 0; i < 6; i++) {
+        sum += (float)case_random(c, 1 << 16) / 65536.0f - 0.5f;
+    }
+    return sum * 1.4142135f;
+}
+
+float *case_floats(struct op_case *c, size_t n, float scale)
+{
+    float *x = case_room(c, n * sizeof *x);
+    for (size_t i = 0; i < n; i++) {
+        const float outlier = case_random(c, 200) == 0 ? 6.0f : 1.0f;
+        x[i] = random_normal(c) * scale * outlier;
+    }
+    return x;
+}
+
+struct sl_matrix case_matrix(struct op_case *c, enum sl_type type, int64_t n_rows, int64_t n_cols)
+{
+    const size_t row_bytes = sl_type_row_bytes(type, n_cols);
+    char *data = case_room(c, (size_t)n_rows * row_bytes);
+    float *row = malloc((size_t)n_cols * sizeof *row);
+    assert_non_null(row);
+    for (int64_t r = 0; r < n_rows; r++) {
+        for (int64_t i = 0; i < n_cols; i++) {
+            row[i] = random_normal(c) / sqrtf((float)n_cols);
+        }
+        assert_true(sl_quantize_row(type, row, data + (size_t)r * row_bytes, n_cols));
+    }
+    free(row);
+    return (struct sl_matrix){.data = data, .type = type, .n_rows = n_rows, .n_cols = n_cols};
+}
+
+int32_t *case_positions(struct op_case *c, int n, int32_t first)
+{
+    int32_t *pos = case_room(c, (size_t)n * sizeof *pos);
+    for (int i = 0; i < n; i++) {
+        pos[i] = first + i;
+    }
+    return pos;
+}
+
+struct sl_op *case_op(struct op_case *c, enum sl_op_kind kind, int n_tokens)
+{
+    assert_true(c->n_ops < CASE_MAX_OPS);
+    struct sl_op *op = &c->ops[c->n_ops++];
+    memset(op, 0, sizeof *op);
+    op->kind = kind;
+    op->n_tokens = n_tokens;
+    return op;
+}
+
+void case_output(struct op_case *c, enum case_output_kind kind, const void *at, size_t bytes,
+                 enum sl_type type, double bound)
+{
+    assert_true(c->n_outputs < CASE_MAX_OUTPUTS);
+    c->outputs[c->n_outputs++] =
+        (struct case_output){.kind = kind,
+                             .offset = (size_t)((const char *)at - c->block),
+                             .bytes = bytes,
+                             .type = type,
+                             .bound = bound};
+}
+
+/* Move one address from the host block to its copy. */
+#define MOVE(pointer) ((pointer) = (pointer) ? (void *)(to + ((const char *)(pointer)-from)) : NULL)
+
+static void move_kv(struct sl_kv_view *kv, const char *from, char *to)
+{
+    MOVE(kv->data);
+    MOVE(kv->table);
+}
+
+static void move_op(struct sl_op *op, const char *from, char *to)
+{
+    switch (op->kind) {
+    case SL_OP_NORM:
+        MOVE(op->norm.x);
+        MOVE(op->norm.weight);
+        MOVE(op->norm.y);
+        break;
+    case SL_OP_LINEAR:
+        MOVE(op->linear.x);
+        for (int i = 0; i < op->linear.n_parts; i++) {
+            MOVE(op->linear.part[i].w.data);
+            MOVE(op->linear.part[i].bias);
+            MOVE(op->linear.part[i].y);
+        }
+        break;
+    case SL_OP_ROPE:
+        MOVE(op->rope.x);
+        MOVE(op->rope.pos);
+        MOVE(op->rope.freq);
+        break;
+    case SL_OP_KV_STORE:
+        MOVE(op->kv_store.k);
+        MOVE(op->kv_store.v);
+        MOVE(op->kv_store.pos);
+        MOVE(op->kv_store.seq);
+        move_kv(&op->kv_store.kv, from, to);
+        break;
+    case SL_OP_ATTENTION:
+        MOVE(op->attention.q);
+        MOVE(op->attention.y);
+        MOVE(op->attention.pos);
+        MOVE(op->attention.seq);
+        MOVE(op->attention.sinks);
+        move_kv(&op->attention.kv, from, to);
+        break;
+    case SL_OP_N_KINDS:
+        fail_msg("op of no kind");
+    }
+}
+
+/* The output's values as floats; the caller frees. */
+static float *values_of(const struct case_output *output, const char *block, size_t *n)
+{
+    const char *data = block + output->offset;
+    if (output->kind == CASE_FLOATS) {
+        *n = output->bytes / sizeof(float);
+    } else {
+        const struct sl_type_traits *traits = sl_type_traits((uint32_t)output->type);
+        *n = output->bytes / traits->block_bytes * traits->block_items;
+    }
+    float *values = malloc(*n * sizeof *values);
+    assert_non_null(values);
+    if (output->kind == CASE_FLOATS) {
+        memcpy(values, data, output->bytes);
+    } else {
+        sl_dequantize_row(output->type, data, values, (int64_t)*n);
+    }
+    return values;
+}
+
+static void compare_output(const struct op_case *c, const struct case_output *output, int index,
+                           const char *expected, const char *got)
+{
+    size_t n;
+    float *want = values_of(output, expected, &n);
+    float *have = values_of(output, got, &n);
+    double difference = 0.0;
+    double size = 0.0;
+    size_t worst = 0;
+    size_t n_bad = 0; /* not finite in one but not the same in the other */
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(want[i]) || !isfinite(have[i])) {
+            n_bad += memcmp(&want[i], &have[i], sizeof want[i]) != 0;
+            continue;
+        }
+        const double d = (double)have[i] - (double)want[i];
+        if (fabs(d) > fabs((double)have[worst] - (double)want[worst])) {
+            worst = i;
+        }
+        difference += d * d;
+        size += (double)want[i] * (double)want[i];
+    }
+    const double relative = sqrt(difference) / (sqrt(size) + 1e-30);
+    const double at_worst[2] = {(double)have[worst], (double)want[worst]};
+    free(want);
+    free(have);
+    if (n_bad > 0 || !(relative <= output->bound)) {
+        fail_msg("%s: output %d: relative error %.3g (bound %.3g), %zu not finite; worst at %zu of "
+                 "%zu: %g instead of %g",
+                 c->name, index, relative, output->bound, n_bad, worst, n, at_worst[0],
+                 at_worst[1]);
+    }
+}
+
+static void compare_rest(const struct op_case *c, const char *expected, char *got)
+{
+    for (int i = 0; i < c->n_outputs; i++) {
+        const struct case_output *output = &c->outputs[i];
+        memcpy(got + output->offset, expected + output->offset, output->bytes);
+    }
+    for (size_t i = 0; i < c->used; i++) {
+        if (expected[i] != got[i]) {
+            fail_msg("%s: byte %zu, which is no output, was changed", c->name, i);
+        }
+    }
+}
+
+/* Run the moved ops on a copy of the block in device memory; `block` comes back changed. */
+static enum sluice_status run_on_device(const struct op_case *c, struct sl_device *dev, char *block,
+                                        struct sluice_error *err)
+{
+    size_t scratch_bytes = 256;
+    for (int i = 0; i < c->n_ops; i++) {
+        const size_t bytes = sl_op_scratch_bytes(&c->ops[i]);
+        scratch_bytes = bytes > scratch_bytes ? bytes : scratch_bytes;
+    }
+    void *mem;
+    void *scratch;
+    struct sl_stream *stream;
+    assert_ok(dev->vt->mem_alloc(dev, c->used, &mem, err), *err);
+    assert_ok(dev->vt->mem_alloc(dev, scratch_bytes, &scratch, err), *err);
+    assert_ok(dev->vt->stream_create(dev, &stream, err), *err);
+    struct sl_op ops[CASE_MAX_OPS];
+    memcpy(ops, c->ops, sizeof ops);
+    for (int i = 0; i < c->n_ops; i++) {
+        move_op(&ops[i], c->block, mem);
+    }
+    assert_ok(dev->vt->copy_to_device(dev, stream, mem, block, c->used, err), *err);
+    const enum sluice_status status = dev->vt->run(dev, stream, ops, c->n_ops, scratch, err);
+    memset(ops, 0xff, sizeof ops); /* the list is the caller's again after the call */
+    if (status == SLUICE_STATUS_OK) {
+        assert_ok(dev->vt->copy_to_host(dev, stream, block, mem, c->used, err), *err);
+    }
+    const enum sluice_status end = dev->vt->stream_sync(dev, stream, err);
+    if (end != SLUICE_STATUS_OK) {
+        fail_msg("%s: %s", c->name, err->message);
+    }
+    dev->vt->stream_destroy(dev, stream);
+    dev->vt->mem_free(dev, scratch);
+    dev->vt->mem_free(dev, mem);
+    return status;
+}
+
+bool case_check(struct op_case *c, struct sl_device *dev, bool optional, const char *naming)
+{
+    struct sluice_error err = {0};
+    for (int i = 0; i < c->n_ops; i++) {
+        assert_ok(sl_op_validate(&c->ops[i], &err), err);
+    }
+    char *got = malloc(c->used);
+    assert_non_null(got);
+    memcpy(got, c->block, c->used);
+    const enum sluice_status status = run_on_device(c, dev, got, &err);
+    if (status == SLUICE_STATUS_UNSUPPORTED && optional) {
+        assert_mentions(err, naming);
+        free(got);
+        return false;
+    }
+    if (status != SLUICE_STATUS_OK) {
+        fail_msg("%s: %s: %s", c->name, sluice_status_name(status), err.message);
+    }
+    for (int i = 0; i < c->n_ops; i++) {
+        sl_op_run_ref(&c->ops[i]);
+    }
+    for (int i = 0; i < c->n_outputs; i++) {
+        if (c->outputs[i].kind != CASE_UNDEFINED) {
+            compare_output(c, &c->outputs[i], i, c->block, got);
+        }
+    }
+    compare_rest(c, c->block, got);
+    free(got);
+    return true;
+}
