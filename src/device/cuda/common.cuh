@@ -57,4 +57,22 @@ static inline int sl_launch_result(void)
     return (int)cudaGetLastError();
 }
 
+/* Let a kernel use `bytes` of dynamic shared memory (needed above 48 KiB). The driver is asked once
+ * per GPU: `done` is the kernel's own bit set of GPUs, shared by all threads. */
+static inline int sl_allow_shared(const void *kernel, int bytes, int ordinal, uint64_t *done)
+{
+    const uint64_t bit = ordinal < 64 ? UINT64_C(1) << ordinal : 0;
+    if ((__atomic_load_n(done, __ATOMIC_RELAXED) & bit) != 0) {
+        return 0;
+    }
+    const cudaError_t code =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (code != cudaSuccess) {
+        cudaGetLastError();
+        return (int)code;
+    }
+    __atomic_fetch_or(done, bit, __ATOMIC_RELAXED);
+    return 0;
+}
+
 #endif

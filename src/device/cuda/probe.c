@@ -122,6 +122,7 @@ static enum sluice_status read_props(struct sl_cuda_device *dev, struct sluice_e
     struct sl_cuda_props *props = &dev->props;
     props->compute_capability = major * 10 + minor;
     props->n_sm = n_sm;
+    props->ordinal = gpu;
     props->max_shared_bytes =
         shared < SL_CUDA_MAX_SHARED_BYTES ? (size_t)shared : SL_CUDA_MAX_SHARED_BYTES;
     props->shared_per_sm_bytes = (size_t)shared_sm;

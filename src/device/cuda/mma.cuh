@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensor-core and asynchronous-copy instructions as functions, from sm_75 up. Where a target lacks
+ * an instruction the function does the same with what it has: sm_75 multiplies in two halves and
+ * copies through registers, so that waiting for copies is nothing to do.
+ *
+ * Fragments of the 16 x 8 x 16 product, for lane = 4 * g + t (g = 0..7, t = 0..3), each register
+ * two f16, the lower column or row in the low half:
+ *   A  a0 (row g,     cols 2t..)  a1 (row g + 8, cols 2t..)
+ *      a2 (row g,     cols 2t+8)  a3 (row g + 8, cols 2t+8)
+ *   B  b0 (rows 2t.., col g)      b1 (rows 2t+8.., col g)
+ *   C  c0 c1 (row g, cols 2t, 2t+1)   c2 c3 (row g + 8, cols 2t, 2t+1)   f32
+ */
+#ifndef SL_DEVICE_CUDA_MMA_CUH
+#define SL_DEVICE_CUDA_MMA_CUH
+
+#include "device/cuda/common.cuh"
+
+static __device__ __forceinline__ uint32_t sl_shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* c += a b */
+static __device__ __forceinline__ void sl_mma_f16(float c[4], const uint32_t a[4], uint32_t b0,
+                                                  uint32_t b1)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+/* Four 8 x 8 matrices of f16 from shared memory; lanes 8i .. 8i + 7 give the addresses of the rows
+ * of matrix i, 16 bytes each. Register i: row lane / 4, elements 2 (lane % 4) and the next. */
+static __device__ __forceinline__ void sl_ldmatrix_x4(uint32_t r[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* The same, each matrix transposed. */
+static __device__ __forceinline__ void sl_ldmatrix_x4_trans(uint32_t r[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void sl_store_shared_16(uint32_t address, uint4 v)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+/* Start copying 16 bytes from global to shared memory, or 16 zero bytes when not `valid` (the
+ * source is not read then). */
+static __device__ __forceinline__ void sl_copy_async_16(uint32_t address, const void *src,
+                                                        bool valid)
+{
+#if __CUDA_ARCH__ >= 800
+    const int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(src),
+                 "r"(bytes)
+                 : "memory");
+#else
+    const uint4 v = valid ? *reinterpret_cast<const uint4 *>(src) : make_uint4(0, 0, 0, 0);
+    sl_store_shared_16(address, v);
+#endif
+}
+
+/* Close the group of copies that this thread has started since the last group. */
+static __device__ __forceinline__ void sl_copy_async_commit(void)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* Wait until at most N groups of this thread are on their way. */
+template <int N> static __device__ __forceinline__ void sl_copy_async_wait(void)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+/* 2^x to about 2 units in the last place; 0 for -infinity. */
+static __device__ __forceinline__ float sl_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#endif
