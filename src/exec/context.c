@@ -20,15 +20,14 @@ static size_t max_size(size_t a, size_t b)
 
 /* Page-locked when there is a device and its quota allows, plain memory otherwise. */
 static enum sluice_status host_buffer_init(struct sl_context *ctx, struct sl_host_buffer *buffer,
-                                           size_t bytes, const char *what,
-                                           struct sluice_error *err)
+                                           size_t bytes, const char *what, struct sluice_error *err)
 {
     buffer->bytes = bytes;
     if (bytes == 0) {
         return SLUICE_STATUS_OK;
     }
-    if (ctx->device && ctx->device->vt->host_alloc(ctx->device, bytes, &buffer->data, NULL) ==
-                           SLUICE_STATUS_OK) {
+    if (ctx->device &&
+        ctx->device->vt->host_alloc(ctx->device, bytes, &buffer->data, NULL) == SLUICE_STATUS_OK) {
         buffer->locked = true;
         ctx->stats.locked_bytes += bytes;
         return SLUICE_STATUS_OK;
@@ -57,8 +56,8 @@ static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error 
     size_t workspace = 0, scratch = 0;
     for (uint32_t i = 0; i < model->n_shards; i++) {
         const struct sl_shard *const shard = &model->shards[i];
-        workspace = max_size(workspace,
-                             sl_shard_workspace_bytes(model, shard, plan->n_ubatch, n_out));
+        workspace =
+            max_size(workspace, sl_shard_workspace_bytes(model, shard, plan->n_ubatch, n_out));
         scratch = max_size(scratch, sl_shard_scratch_bytes(model, shard, plan->n_ubatch, n_out));
     }
     scratch = sl_cpu_scratch_bytes(scratch, ctx->pool ? sl_pool_n_threads(ctx->pool) : 1);
@@ -71,8 +70,7 @@ static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error 
     SL_TRY(host_buffer_init(ctx, &ctx->io, n * sizeof(int32_t), "positions", err));
     SL_TRY(host_buffer_init(ctx, &ctx->logits, (size_t)n_out * model->hp.n_vocab * sizeof(float),
                             "logits", err));
-    const size_t kv_bytes =
-        (model->hp.n_layers - (size_t)plan->n_kv_layers) * plan->kv_layer_bytes;
+    const size_t kv_bytes = (model->hp.n_layers - (size_t)plan->n_kv_layers) * plan->kv_layer_bytes;
     SL_TRY(host_buffer_init(ctx, &ctx->kv, kv_bytes, "the KV cache", err));
     if (kv_bytes > 0) {
         memset(ctx->kv.data, 0, kv_bytes);
@@ -81,7 +79,8 @@ static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error 
     return SLUICE_STATUS_OK;
 }
 
-/* Page-lock the file mappings. A refusal is normal: those copies go through the device's staging. */
+/* Page-lock the file mappings. A refusal is normal: those copies go through the device's staging.
+ */
 static enum sluice_status register_files(struct sl_context *ctx, struct sluice_error *err)
 {
     const struct sl_gguf *const file = ctx->model->file;

@@ -15,8 +15,8 @@
 struct sl_context;
 
 struct sl_context_options {
-    struct sl_device *device; /* borrowed; NULL: CPU only */
-    struct sl_pool *pool;     /* borrowed; NULL: the caller's thread alone */
+    struct sl_device *device;             /* borrowed; NULL: CPU only */
+    struct sl_pool *pool;                 /* borrowed; NULL: the caller's thread alone */
     const struct sl_cpu_kernels *kernels; /* NULL: the best of this machine */
     const struct sl_profile *profile;     /* read during creation only */
     struct sl_plan_options plan;
@@ -26,10 +26,10 @@ struct sl_context_options {
 };
 
 struct sl_context_stats {
-    uint64_t arena_bytes;      /* VRAM allocated: the high-water mark, never over the budget */
-    uint64_t host_kv_bytes;    /* KV cache in system memory */
-    uint64_t locked_bytes;     /* page-locked system memory */
-    uint64_t copied_bytes;     /* weights and KV copied to the device by all passes */
+    uint64_t arena_bytes;   /* VRAM allocated: the high-water mark, never over the budget */
+    uint64_t host_kv_bytes; /* KV cache in system memory */
+    uint64_t locked_bytes;  /* page-locked system memory */
+    uint64_t copied_bytes;  /* weights and KV copied to the device by all passes */
     uint64_t n_passes;
     uint64_t n_tokens;
     uint64_t last_pass_ns;

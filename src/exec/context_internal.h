@@ -39,9 +39,9 @@ struct sl_context {
     struct sl_event **done;       /* by shard: its GPU step is done */
     struct sl_event **downloaded; /* by shard: its new KV is back on the host */
     struct sl_event *hidden_event;
-    int32_t n_valid;      /* prefix of the resident order whose bytes are in VRAM now */
-    bool *pending;        /* by shard: resident weights still on their way, see `ready` */
-    uint8_t *registered;  /* by file: its mapping is page-locked */
+    int32_t n_valid;     /* prefix of the resident order whose bytes are in VRAM now */
+    bool *pending;       /* by shard: resident weights still on their way, see `ready` */
+    uint8_t *registered; /* by file: its mapping is page-locked */
     struct sl_context_stats stats;
 };
 

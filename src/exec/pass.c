@@ -20,9 +20,9 @@ struct pass {
     struct sl_context *ctx;
     const struct sl_device_vtable *vt;
     const struct sl_tier_plan *tier;
-    int32_t n;         /* tokens */
-    int32_t n_outputs; /* logits of the last n_outputs */
-    float *logits;     /* or NULL: the context's buffer */
+    int32_t n;             /* tokens */
+    int32_t n_outputs;     /* logits of the last n_outputs */
+    float *logits;         /* or NULL: the context's buffer */
     int32_t last_download; /* latest shard with a KV download in this pass; -1: none */
     struct sluice_error *err;
 };
@@ -100,7 +100,8 @@ static enum sluice_status run_copy(struct pass *p, const struct sl_step *step)
         SL_TRY(p->vt->stream_wait(ctx->device, ctx->copy, ctx->done[step->after], p->err));
         /* The bytes may also belong to a KV slot that is still being downloaded. */
         for (int32_t i = step->after; i >= 0 && p->last_download >= 0; i--) {
-            if (p->tier->placement[i] == SL_PLACE_STREAMED && kv_on_host(ctx, &ctx->model->shards[i])) {
+            if (p->tier->placement[i] == SL_PLACE_STREAMED &&
+                kv_on_host(ctx, &ctx->model->shards[i])) {
                 SL_TRY(p->vt->stream_wait(ctx->device, ctx->copy, ctx->downloaded[i], p->err));
                 break;
             }
@@ -243,10 +244,9 @@ static enum sluice_status download_kv(struct pass *p, int32_t index, const struc
     const size_t first = (size_t)ctx->n_past / SL_KV_BLOCK;
     const size_t last = (size_t)(ctx->n_past + p->n - 1) / SL_KV_BLOCK;
     SL_TRY(p->vt->stream_wait(ctx->device, ctx->download, ctx->done[index], p->err));
-    SL_TRY(p->vt->copy_to_host(ctx->device, ctx->download,
-                               host_kv(ctx, shard) + first * block_bytes,
-                               device_kv + first * block_bytes, (last - first + 1) * block_bytes,
-                               p->err));
+    SL_TRY(p->vt->copy_to_host(
+        ctx->device, ctx->download, host_kv(ctx, shard) + first * block_bytes,
+        device_kv + first * block_bytes, (last - first + 1) * block_bytes, p->err));
     p->last_download = index;
     return p->vt->event_record(ctx->device, ctx->downloaded[index], ctx->download, p->err);
 }

@@ -140,8 +140,8 @@ static struct sl_op linear_op(enum sl_type type, int32_t rows, int32_t cols, int
 static struct sl_op attention_op(int32_t n_tokens, int32_t n_kv)
 {
     struct sl_op op = {.kind = SL_OP_ATTENTION, .n_tokens = n_tokens};
-    op.attention.kv = (struct sl_kv_view){
-        .type = SL_TYPE_F16, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM};
+    op.attention.kv =
+        (struct sl_kv_view){.type = SL_TYPE_F16, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM};
     op.attention.n_heads = HEADS;
     op.attention.n_kv_max = n_kv;
     op.attention.scale = 0.088f;
@@ -224,8 +224,8 @@ static enum sluice_status start_copies(struct bench *b, double ns)
     const double rate = b->p->h2d_bytes_per_s[SL_N_COPY_SIZES - 1];
     const int n = (int)fmin(512, ceil(rate * ns * 1e-9 / (double)piece) + 1);
     for (int i = 0; i < n; i++) {
-        SL_TRY(b->vt->copy_to_device(b->o->device, b->copy, b->d_sink, cold(b, piece), piece,
-                                     b->err));
+        SL_TRY(
+            b->vt->copy_to_device(b->o->device, b->copy, b->d_sink, cold(b, piece), piece, b->err));
     }
     return SLUICE_STATUS_OK;
 }
@@ -516,7 +516,8 @@ static size_t largest_scratch(const struct scale *s)
 static size_t activation_floats(const struct scale *s)
 {
     const size_t wide = (size_t)(s->n_cols > HEADS * HEAD_DIM ? s->n_cols : HEADS * HEAD_DIM);
-    const size_t rows = (size_t)(s->rows_decode > s->rows_prefill ? s->rows_decode : s->rows_prefill);
+    const size_t rows =
+        (size_t)(s->rows_decode > s->rows_prefill ? s->rows_decode : s->rows_prefill);
     const size_t most = wide > rows ? wide : rows;
     const size_t tokens = (size_t)(s->max_tokens > 128 ? s->max_tokens : 128);
     return most * tokens;
@@ -554,11 +555,17 @@ static enum sluice_status init_device(struct bench *b)
 {
     struct sl_device *const dev = b->o->device;
     const bool sim = dev->kind == SL_DEVICE_SIM;
-    b->dev = sim ? (struct scale){.weights_bytes = 32u * MIB, .n_cols = SIM_COLS,
-                                  .rows_decode = 256, .rows_prefill = 128, .max_tokens = 64,
+    b->dev = sim ? (struct scale){.weights_bytes = 32u * MIB,
+                                  .n_cols = SIM_COLS,
+                                  .rows_decode = 256,
+                                  .rows_prefill = 128,
+                                  .max_tokens = 64,
                                   .kv_tokens = 1024}
-                 : (struct scale){.weights_bytes = 256u * MIB, .n_cols = N_COLS,
-                                  .rows_decode = 8192, .rows_prefill = 4096, .max_tokens = 2048,
+                 : (struct scale){.weights_bytes = 256u * MIB,
+                                  .n_cols = N_COLS,
+                                  .rows_decode = 8192,
+                                  .rows_prefill = 4096,
+                                  .max_tokens = 2048,
                                   .kv_tokens = 16384};
     b->vt = dev->vt;
     const size_t floats = activation_floats(&b->dev), sink = 64u * MIB;
@@ -577,8 +584,8 @@ static enum sluice_status init_device(struct bench *b)
     SL_TRY(b->vt->stream_create(dev, &b->copy, b->err));
     SL_TRY(b->vt->event_create(dev, true, &b->start, b->err));
     SL_TRY(b->vt->event_create(dev, true, &b->stop, b->err));
-    b->registered = b->vt->host_register(dev, b->buffer, b->host.buffer_bytes, false, NULL) ==
-                    SLUICE_STATUS_OK;
+    b->registered =
+        b->vt->host_register(dev, b->buffer, b->host.buffer_bytes, false, NULL) == SLUICE_STATUS_OK;
     SL_TRY(b->vt->copy_to_device(dev, b->compute, b->d_weights, b->buffer, b->dev.weights_bytes,
                                  b->err));
     const size_t x_bytes = floats * sizeof(float);
@@ -637,13 +644,14 @@ static enum sluice_status identify(struct sl_profile *p, const struct sl_profile
     return SLUICE_STATUS_OK;
 }
 
-enum sluice_status sl_profiler_run(struct sl_profile *out, const struct sl_profiler_options *options,
+enum sluice_status sl_profiler_run(struct sl_profile *out,
+                                   const struct sl_profiler_options *options,
                                    struct sluice_error *err)
 {
     SL_TRY(identify(out, options, err));
     struct bench b = {.o = options,
-                      .kernels = options->kernels ? options->kernels
-                                                  : sl_cpu_kernels(sl_cpu_level()),
+                      .kernels =
+                          options->kernels ? options->kernels : sl_cpu_kernels(sl_cpu_level()),
                       .p = out,
                       .n_threads = out->n_threads,
                       .n_total = options->device ? 45 : 20,
@@ -665,8 +673,9 @@ out:
     return status;
 }
 
-enum sluice_status sl_profiler_get(struct sl_profile *out, const struct sl_profiler_options *options,
-                                   bool *measured, struct sluice_error *err)
+enum sluice_status sl_profiler_get(struct sl_profile *out,
+                                   const struct sl_profiler_options *options, bool *measured,
+                                   struct sluice_error *err)
 {
     if (measured) {
         *measured = false;

@@ -109,8 +109,7 @@ static enum sluice_status map_shared(struct sl_plan *plan, const struct sl_searc
     plan->kv_offset = s->consts_bytes;
     plan->resident_base = sl_search_base_bytes(s, choice->n_kv_layers);
     memset(plan->resident_offset, 0xff, (size_t)n * sizeof *plan->resident_offset);
-    plan->n_resident_order =
-        sl_search_resident_order(s, choice->n_kv_layers, plan->resident_order);
+    plan->n_resident_order = sl_search_resident_order(s, choice->n_kv_layers, plan->resident_order);
     size_t offset = plan->resident_base;
     for (int32_t i = 0; i < plan->n_resident_order; i++) {
         plan->resident_offset[plan->resident_order[i]] = offset;
@@ -209,7 +208,8 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
         const int32_t shard = plan->resident_order[i];
         SL_CHECK(tier->placement[shard] == SL_PLACE_RESIDENT, INTERNAL, err,
                  "plan: shard %d of the resident prefix is not resident", shard);
-        resident_end = plan->resident_offset[shard] + ((model->shards[shard].bytes + 255) & ~(size_t)255);
+        resident_end =
+            plan->resident_offset[shard] + ((model->shards[shard].bytes + 255) & ~(size_t)255);
     }
     if (tier->uses_device) {
         SL_CHECK(resident_end <= tier->ring_offset, INTERNAL, err,

@@ -54,25 +54,26 @@ struct sl_plan_options {
     int32_t max_ubatch;    /* largest pass in tokens; 0: the planner chooses */
     int32_t depth;         /* cache positions assumed when predicting; 0: half of n_ctx */
     int32_t max_outputs;   /* rows of logits made at a time; at least 1 */
+    size_t page_bytes;     /* granularity of the device's allocator; 0: 2 MiB */
     enum sl_type kv_type;
     enum sl_strategy strategy;
 };
 
 struct sl_tier_plan {
-    int32_t n_tokens; /* passes of up to this many tokens */
+    int32_t n_tokens;   /* passes of up to this many tokens */
     uint8_t *placement; /* enum sl_placement by shard */
     struct sl_step *steps;
     int32_t n_steps;
-    int32_t n_resident;    /* prefix of sl_plan.resident_order */
-    bool uses_device;      /* any shard on the GPU */
-    size_t ring_offset;    /* in the arena */
+    int32_t n_resident; /* prefix of sl_plan.resident_order */
+    bool uses_device;   /* any shard on the GPU */
+    size_t ring_offset; /* in the arena */
     size_t ring_bytes;
-    size_t hidden_offset;  /* [n_tokens, n_embd] float */
-    size_t io_offset;      /* positions, then sequences: int32 [n_tokens] each */
-    size_t logits_offset;  /* [min(n_tokens, max_outputs), n_vocab] float */
+    size_t hidden_offset; /* [n_tokens, n_embd] float */
+    size_t io_offset;     /* positions, then sequences: int32 [n_tokens] each */
+    size_t logits_offset; /* [min(n_tokens, max_outputs), n_vocab] float */
     size_t workspace_offset;
     size_t scratch_offset;
-    size_t end_offset;     /* one past the last byte used: at most arena_bytes */
+    size_t end_offset;              /* one past the last byte used: at most arena_bytes */
     struct sl_sim_result predicted; /* of a full pass at the assumed depth */
     double limit_ns; /* no schedule can be faster on this machine (bytes and operations) */
 };

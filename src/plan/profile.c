@@ -85,8 +85,7 @@ static double linear_element_ns(const struct sl_profile *p, enum sl_unit unit, e
         return 0;
     }
     /* At one token time goes with the bytes; with many, arithmetic decides and types are alike. */
-    const double scale =
-        n_tokens < 16 ? bits_per_item(type) / bits_per_item((uint32_t)other) : 1.0;
+    const double scale = n_tokens < 16 ? bits_per_item(type) / bits_per_item((uint32_t)other) : 1.0;
     return scale * interpolate_tokens(p->linear_ns[unit][other], n_tokens);
 }
 
@@ -129,11 +128,11 @@ double sl_profile_op_ns(const struct sl_profile *profile, enum sl_unit unit, con
     case SL_OP_ATTENTION:
         return fixed + attention_ns(profile, unit, op, depth);
     case SL_OP_NORM:
-        return fixed + profile->elementwise_mib_ns[unit] * f32 * op->norm.n *
-                           op->norm.rows_per_token;
+        return fixed +
+               profile->elementwise_mib_ns[unit] * f32 * op->norm.n * op->norm.rows_per_token;
     case SL_OP_ROPE:
-        return fixed + profile->elementwise_mib_ns[unit] * f32 * op->rope.n_heads *
-                           op->rope.head_dim;
+        return fixed +
+               profile->elementwise_mib_ns[unit] * f32 * op->rope.n_heads * op->rope.head_dim;
     case SL_OP_KV_STORE:
         return fixed + profile->elementwise_mib_ns[unit] * f32 * 2 * op->kv_store.kv.n_kv_heads *
                            op->kv_store.kv.head_dim;

@@ -14,7 +14,7 @@
 #include "base/mem.h"
 
 #define ALIGN 256u
-#define PAGE_BYTES (2u << 20) /* granularity of device allocators */
+#define PAGE_BYTES (2u << 20) /* what device allocators round to, unless told */
 /* What a plan is judged by: an answer of GENERATED tokens to a prompt of PROMPT. */
 #define SCORE_GENERATED 128.0
 #define SCORE_PROMPT 512.0
@@ -80,11 +80,10 @@ static void init_tier(struct sl_search *s, int32_t t)
             continue;
         }
         s->cost[t][i] = shard_cost(s, shard, n);
-        sizes->workspace_bytes =
-            max_size(sizes->workspace_bytes,
-                     align_up(sl_shard_workspace_bytes(model, shard, n, n_out)));
-        sizes->scratch_bytes = max_size(
-            sizes->scratch_bytes, align_up(sl_shard_scratch_bytes(model, shard, n, n_out)));
+        sizes->workspace_bytes = max_size(
+            sizes->workspace_bytes, align_up(sl_shard_workspace_bytes(model, shard, n, n_out)));
+        sizes->scratch_bytes = max_size(sizes->scratch_bytes,
+                                        align_up(sl_shard_scratch_bytes(model, shard, n, n_out)));
     }
     const size_t hidden = (size_t)n * model->hp.n_embd * sizeof(float);
     s->hop[t].down_ns = s->profile->hop_ns / 2 + sl_profile_download_ns(s->profile, hidden);
@@ -102,8 +101,8 @@ static void measure_shards(struct sl_search *s)
         case SL_SHARD_ATTENTION: {
             const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
             s->max_attention_bytes = max_size(s->max_attention_bytes, s->image_bytes[i]);
-            s->kv_layer_bytes = align_up(n_blocks * sl_kv_block_bytes(
-                                             s->options.kv_type, (int32_t)s->model->hp.n_kv_heads,
+            s->kv_layer_bytes = align_up(
+                n_blocks * sl_kv_block_bytes(s->options.kv_type, (int32_t)s->model->hp.n_kv_heads,
                                              (int32_t)s->model->hp.head_dim));
             break;
         }
@@ -140,9 +139,9 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     s->n_shards = (int32_t)model->n_shards;
     s->n_layers = (int32_t)model->hp.n_layers;
     s->n_tiers = count_tiers(options);
-    s->budget_bytes = profile->kind == SL_DEVICE_NONE
-                          ? 0
-                          : options->budget_bytes / PAGE_BYTES * PAGE_BYTES;
+    s->page_bytes = options->page_bytes > 0 ? options->page_bytes : PAGE_BYTES;
+    s->budget_bytes =
+        profile->kind == SL_DEVICE_NONE ? 0 : options->budget_bytes / s->page_bytes * s->page_bytes;
     s->consts_bytes = align_up(model->consts_bytes);
     const size_t n = (size_t)s->n_shards;
     bool good = true;
@@ -169,8 +168,8 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     for (int32_t t = 0; t < s->n_tiers; t++) {
         init_tier(s, t);
     }
-    s->kv_copy_ns = sl_profile_copy_ns(profile, s->kv_layer_bytes / (size_t)options->n_ctx *
-                                                    (size_t)s->depth);
+    s->kv_copy_ns =
+        sl_profile_copy_ns(profile, s->kv_layer_bytes / (size_t)options->n_ctx * (size_t)s->depth);
     return SLUICE_STATUS_OK;
 }
 
@@ -304,12 +303,12 @@ static bool fill_resident(struct sl_search *s, struct sl_candidate *c, int32_t m
 
 /* What a strategy leaves open. */
 struct bounds {
-    bool ring[4];       /* ring of 0, 1, 2, 3 largest shards */
-    bool head[2];       /* head on the host, on the device */
-    bool attention[2];  /* attention with host KV: on the CPU, streamed */
+    bool ring[4];                     /* ring of 0, 1, 2, 3 largest shards */
+    bool head[2];                     /* head on the host, on the device */
+    bool attention[2];                /* attention with host KV: on the CPU, streamed */
     bool ffn_none, ffn_some, ffn_all; /* streamed share of the FFNs that are not resident */
     int32_t most_resident;
-    bool whole;      /* resident must reach everything (that is on the device) */
+    bool whole;       /* resident must reach everything (that is on the device) */
     bool kv_all_only; /* KV of all layers must be in VRAM */
 };
 
@@ -318,8 +317,15 @@ static struct bounds strategy_bounds(enum sl_strategy strategy)
     struct bounds b = {.most_resident = INT32_MAX};
     switch (strategy) {
     case SL_STRATEGY_AUTO:
-        b = (struct bounds){{true, true, true, true}, {true, true}, {true, true},
-                            true, true, true, INT32_MAX, false, false};
+        b = (struct bounds){{true, true, true, true},
+                            {true, true},
+                            {true, true},
+                            true,
+                            true,
+                            true,
+                            INT32_MAX,
+                            false,
+                            false};
         break;
     case SL_STRATEGY_HOST:
         break;
@@ -398,7 +404,8 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
     if (c.head_on_device && !head_resident && c.ring_bytes < s->head_bytes) {
         return; /* the head would have to be streamed and does not fit the ring */
     }
-    if (b->whole && (left > 0 || c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident))) {
+    if (b->whole &&
+        (left > 0 || c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident))) {
         return;
     }
     for (int32_t g = 0; g <= FFN_GRID; g++) {
@@ -566,21 +573,22 @@ static bool feasible(struct sl_search *s, const struct bounds *b, uint64_t budge
 
 static uint64_t smallest_budget(struct sl_search *s, const struct bounds *b)
 {
-    uint64_t high = sl_search_base_bytes(s, s->n_layers) + activation_bytes(s, 0, true) +
-                    4 * (s->max_ffn_bytes + s->max_attention_bytes + s->head_bytes + s->kv_layer_bytes);
+    uint64_t high =
+        sl_search_base_bytes(s, s->n_layers) + activation_bytes(s, 0, true) +
+        4 * (s->max_ffn_bytes + s->max_attention_bytes + s->head_bytes + s->kv_layer_bytes);
     for (int32_t i = 0; i < s->n_shards; i++) {
         high += s->image_bytes[i];
     }
-    uint64_t low_pages = 0, high_pages = high / PAGE_BYTES + 1;
+    uint64_t low_pages = 0, high_pages = high / s->page_bytes + 1;
     while (low_pages + 1 < high_pages) {
         const uint64_t middle = (low_pages + high_pages) / 2;
-        if (feasible(s, b, middle * PAGE_BYTES)) {
+        if (feasible(s, b, middle * s->page_bytes)) {
             high_pages = middle;
         } else {
             low_pages = middle;
         }
     }
-    return high_pages * PAGE_BYTES;
+    return high_pages * s->page_bytes;
 }
 
 enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
@@ -632,7 +640,7 @@ double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *
         compute_ns += s->cost[c->tier][i].gpu_ns;
     }
     const double dram = p->kind == SL_DEVICE_NONE || !c->uses_device ? p->dram_bytes_per_s
-                                                                    : p->dram_busy_bytes_per_s;
+                                                                     : p->dram_busy_bytes_per_s;
     if (sl_tier_tokens[c->tier] <= 16 || p->kind == SL_DEVICE_NONE || !c->uses_device) {
         const double by_dram = dram > 0 ? 1e9 * outside / dram : 0;
         const double by_vram = p->vram_bytes_per_s > 0 ? 1e9 * inside / p->vram_bytes_per_s : 0;

@@ -43,6 +43,7 @@ struct sl_search {
     int32_t depth;
     int32_t n_shards, n_layers;
     int32_t n_tiers; /* tiers up to the largest micro-batch asked for */
+    size_t page_bytes;
     uint64_t budget_bytes; /* usable: whole pages of the device allocator */
     size_t consts_bytes, kv_layer_bytes;
     size_t max_ffn_bytes, max_attention_bytes, head_bytes; /* packed images */

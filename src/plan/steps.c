@@ -77,7 +77,8 @@ static void emit(struct compiler *c, enum sl_step_kind kind, int32_t shard)
     }
 }
 
-/* Issue every copy whose bytes are free or will be once the GPU steps before shard `now` are done. */
+/* Issue every copy whose bytes are free or will be once the GPU steps before shard `now` are done.
+ */
 static void emit_copies(struct compiler *c, int32_t now)
 {
     for (; c->next_copy < c->n_shards; c->next_copy++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The executor on the simulated device: whatever the budget, strategy, delays and pass sizes, the
- * text is that of the CPU run, the arena stays inside the budget, and failures leave nothing behind.
+ * text is that of the CPU run, the arena stays inside the budget, and failures leave nothing
+ * behind.
  */
 #include "test.h"
 
@@ -20,11 +21,14 @@
 #define PAGE 256
 
 /* Rounding differs between orders of summation; a wrong byte, a missing wait or a stale cache cell
- * gives 0.01 and more. */
+ * gives 0.01 and more. Tiny random models can be chaotic (qwen2_yarn: sharp attention over F16
+ * keys): where the CPU alone differs from itself between pass sizes, that noise is allowed twice.
+ */
 #define MAX_MEAN_KL 1e-4
+static double kl_bound;
 
-static const char *const models[] = {"llama_freqs", "llama_bias", "qwen2_yarn", "qwen3", "gemma3",
-                                     "llama_tied_mixed"};
+static const char *const models[] = {"llama_freqs", "llama_bias", "qwen2_yarn",
+                                     "qwen3",       "gemma3",     "llama_tied_mixed"};
 #define N_MODELS (sizeof models / sizeof models[0])
 
 static struct sl_model *open_model(const char *name)
@@ -135,7 +139,8 @@ static void count_placements(const struct sl_plan *plan)
     n_mixed += mixed;
 }
 
-static void cpu_run(const struct sl_model *model, int ubatch, struct run *out)
+static void cpu_run_as(const struct sl_model *model, int ubatch, const struct run *force,
+                       struct run *out)
 {
     struct sluice_error err;
     struct sl_profile profile;
@@ -144,9 +149,22 @@ static void cpu_run(const struct sl_model *model, int ubatch, struct run *out)
                                                .plan = plan_options(0, SL_STRATEGY_AUTO, ubatch)};
     struct sl_context *ctx = NULL;
     assert_ok(sl_context_create(&ctx, model, &options, &err), err);
-    assert_ok(generate(ctx, model, NULL, out, &err), err);
+    assert_ok(generate(ctx, model, force, out, &err), err);
     assert_int_equal(out->stats.arena_bytes, 0);
     sl_context_destroy(&ctx);
+}
+
+/* The run that all others must equal, and how far rounding alone takes it. */
+static void cpu_run(const struct sl_model *model, int ubatch, struct run *out)
+{
+    static struct run other;
+    cpu_run_as(model, ubatch, NULL, out);
+    kl_bound = MAX_MEAN_KL;
+    for (int u = 1; u <= 16; u *= 4) {
+        cpu_run_as(model, u, out, &other);
+        kl_bound = fmax(kl_bound, 2 * mean_kl(out, &other, model->hp.n_vocab));
+    }
+    assert_true(kl_bound < 5e-3);
 }
 
 /* One run on the sim device; false when the strategy does not fit the budget. */
@@ -154,9 +172,8 @@ static bool sim_run(const struct sl_model *model, struct sl_plan_options plan, u
                     const struct run *wanted, double *kl)
 {
     struct sluice_error err;
-    const struct sl_sim_options sim = {.memory_bytes = 64u << 20,
-                                       .max_random_delay_ns = 20000,
-                                       .seed = seed};
+    const struct sl_sim_options sim = {
+        .memory_bytes = 64u << 20, .max_random_delay_ns = 20000, .seed = seed};
     struct sl_device *dev = NULL;
     struct sl_pool *pool = NULL;
     struct sl_profile profile;
@@ -181,7 +198,9 @@ static bool sim_run(const struct sl_model *model, struct sl_plan_options plan, u
         assert_true(info.total_bytes - info.free_bytes <= plan.budget_bytes);
         assert_memory_equal(got.tokens, wanted->tokens, sizeof got.tokens);
         *kl = mean_kl(wanted, &got, model->hp.n_vocab);
-        assert_true(*kl < MAX_MEAN_KL);
+        if (*kl >= kl_bound) {
+            fail_msg("mean KL %g, budget %llu", *kl, (unsigned long long)plan.budget_bytes);
+        }
     }
     sl_context_destroy(&ctx);
     sl_pool_destroy(&pool);
@@ -225,8 +244,8 @@ static void test_budgets(void **state)
         sl_model_close(&model);
     }
     print_message("placed: %d host, %d streamed, %d resident; %d plans with all three at once\n",
-                  n_placed[SL_PLACE_HOST], n_placed[SL_PLACE_STREAMED],
-                  n_placed[SL_PLACE_RESIDENT], n_mixed);
+                  n_placed[SL_PLACE_HOST], n_placed[SL_PLACE_STREAMED], n_placed[SL_PLACE_RESIDENT],
+                  n_mixed);
     assert_true(n_mixed > 0);
 }
 
@@ -349,8 +368,9 @@ static void test_device_faults(void **state)
         int n_failed = 0;
         for (uint64_t n = 1;; n += 1 + n / 3) {
             struct sl_sim_options sim = {.memory_bytes = 64u << 20};
-            *(kind == 0 ? &sim.fail_alloc_at : kind == 1 ? &sim.fail_copy_at : &sim.fail_run_at) =
-                n;
+            *(kind == 0   ? &sim.fail_alloc_at
+              : kind == 1 ? &sim.fail_copy_at
+                          : &sim.fail_run_at) = n;
             const size_t blocks = sl_mem_n_blocks();
             struct sl_device *dev = NULL;
             struct sl_context *ctx = NULL;
@@ -464,9 +484,9 @@ static void test_cancel(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budgets),       cmocka_unit_test(test_strategies),
+        cmocka_unit_test(test_budgets),         cmocka_unit_test(test_strategies),
         cmocka_unit_test(test_smallest_budget), cmocka_unit_test(test_outputs),
-        cmocka_unit_test(test_device_faults), cmocka_unit_test(test_host_faults),
+        cmocka_unit_test(test_device_faults),   cmocka_unit_test(test_host_faults),
         cmocka_unit_test(test_cancel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
