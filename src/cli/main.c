@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/cli.h"
+
+int main(int argc, char **argv)
+{
+    return sl_cli_main(argc, argv);
+}
