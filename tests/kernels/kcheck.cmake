@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# kcheck: kernels against the reference, on every CPU level of this machine and on the sim device.
+add_executable(kcheck
+    ${CMAKE_CURRENT_LIST_DIR}/kcheck.c
+    ${CMAKE_CURRENT_LIST_DIR}/kcheck_bounds.c
+    ${CMAKE_CURRENT_LIST_DIR}/kcheck_cases.c
+    ${CMAKE_CURRENT_LIST_DIR}/kcheck_instance.c
+    ${CMAKE_CURRENT_LIST_DIR}/kcheck_target.c)
+target_link_libraries(kcheck PRIVATE sluice_static sluice_flags)
+set_target_properties(kcheck PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+add_test(NAME kcheck COMMAND kcheck)
+add_test(NAME kcheck_sim COMMAND kcheck --device sim)
+add_test(NAME kcheck_full COMMAND kcheck --cases 1000)
+set_tests_properties(kcheck kcheck_sim PROPERTIES LABELS quick TIMEOUT 300)
+set_tests_properties(kcheck_full PROPERTIES LABELS full TIMEOUT 3600)

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How far from the reference an output may be. Each bound follows from what the operator's contract
+ * lets a kernel round: float arithmetic in any order, activations in f16 or 8-bit blocks where
+ * struct kc_precision says so. Nothing else is allowed for, so a wrong scale, a swapped nibble or a
+ * lost key shows up.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "kcheck.h"
+#include "op/kv.h"
+
+#define ULP 0x1p-24 /* relative rounding of one float operation */
+/* Results below this may be flushed to zero. */
+#define FLOOR 1e-33
+
+static void set_bound(const struct kc_instance *in, char *bounds, const float *y, double bound)
+{
+    const size_t offset = (size_t)((const char *)y - in->base);
+    const double padded = bound + FLOOR;
+    const float b = padded < 3e38 ? (float)padded : 3e38f;
+    memcpy(bounds + offset, &b, sizeof(b));
+}
+
+/* n additions of mixed signs in any order: the error grows like the root of n, with room. */
+static double sum_error(double n)
+{
+    return (16.0 + 2.0 * sqrt(n)) * ULP;
+}
+
+/* The sum of squares is off by sum_error, the result by half that, and five roundings. */
+static void norm_bounds(const struct kc_instance *in, char *bounds)
+{
+    const struct sl_op_norm *o = &in->op.norm;
+    const int64_t n_rows = (int64_t)in->op.n_tokens * o->rows_per_token;
+    for (int64_t r = 0; r < n_rows; r++) {
+        double sum = 0.0;
+        for (int32_t i = 0; i < o->n; i++) {
+            sum += (double)o->x[r * o->n + i] * (double)o->x[r * o->n + i];
+        }
+        const double scale = 1.0 / sqrt(sum / o->n + (double)o->eps);
+        for (int32_t i = 0; i < o->n; i++) {
+            const int64_t at = r * o->n + i;
+            const double weight = o->weight != NULL ? (double)o->weight[i] : 1.0;
+            const double old = o->accumulate ? fabs((double)o->y[at]) : 0.0;
+            const double value = fabs((double)o->x[at] * scale * weight);
+            set_bound(in, bounds, &o->y[at],
+                      value * (sum_error(o->n) + 5.0 * ULP) + 2.0 * ULP * (old + value));
+        }
+    }
+}
+
+/* The angle is exact to 2^-23 radian after reduction to one turn, sine and cosine to two units,
+ * and three roundings follow: twelve units of |a| + |b|. */
+static void rope_bounds(const struct kc_instance *in, char *bounds)
+{
+    const struct sl_op_rope *o = &in->op.rope;
+    const int32_t half = o->n_rot / 2;
+    for (int64_t row = 0; row < (int64_t)in->op.n_tokens * o->n_heads; row++) {
+        const float *x = o->x + row * o->head_dim;
+        for (int32_t i = 0; i < half; i++) {
+            const float *a = &x[o->neox ? i : 2 * i];
+            const float *b = &x[o->neox ? i + half : 2 * i + 1];
+            const double size = (fabs((double)*a) + fabs((double)*b)) * (double)o->magnitude;
+            set_bound(in, bounds, a, 12.0 * ULP * size);
+            set_bound(in, bounds, b, 12.0 * ULP * size);
+        }
+    }
+}
+
+/* What is known of one product w . x. */
+struct product {
+    double value;
+    double error;
+};
+
+/* Three sources: float sums (terms as large as the largest weight of each 32, since formats with a
+ * minimum subtract terms of that size), rounding of x to f16, rounding of x to 8 bits by blocks of
+ * 32. For random data rounding errors are independent: eight deviations hold where the worst case
+ * is far away. For hostile data the worst case counts. */
+static struct product product_bound(const double *w, const float *x, int64_t n, bool quantized,
+                                    const struct kc_precision *p, bool independent)
+{
+    double value = 0.0, terms = 0.0, worst16 = 0.0, square16 = 0.0, worst8 = 0.0, square8 = 0.0;
+    for (int64_t b = 0; b < n; b += 32) {
+        const int64_t end = b + 32 < n ? b + 32 : n;
+        double w_max = 0.0, w_sum = 0.0, w_square = 0.0, x_max = 0.0, x_sum = 0.0;
+        for (int64_t i = b; i < end; i++) {
+            const double wx = w[i] * (double)x[i];
+            value += wx;
+            worst16 += fabs(wx);
+            square16 += wx * wx;
+            w_max = fmax(w_max, fabs(w[i]));
+            w_sum += fabs(w[i]);
+            w_square += w[i] * w[i];
+            x_max = fmax(x_max, fabs((double)x[i]));
+            x_sum += fabs((double)x[i]);
+        }
+        const double step = x_max / 127.0;
+        terms += w_max * x_sum;
+        worst8 += step / 2.0 * w_sum;
+        square8 += step * step / 12.0 * w_square;
+    }
+    double error16 = p->input * worst16;
+    double error8 = quantized && p->x_8bit ? worst8 : 0.0;
+    if (independent) {
+        error16 = fmin(error16, p->input * 8.0 / sqrt(3.0) * sqrt(square16));
+        error8 = fmin(error8, 8.0 * sqrt(square8));
+    }
+    return (struct product){value, 1.01 * fmax(error8, error16) + sum_error((double)n) * terms};
+}
+
+static double gate_value(enum sl_activation activation, double x)
+{
+    return activation == SL_ACT_SILU
+               ? x / (1.0 + exp(-x))
+               : 0.5 * x * (1.0 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)));
+}
+
+/* Both activations have slopes below 1.13; computing one costs a few roundings of its argument. */
+static double gated_bound(enum sl_activation activation, struct product gate, struct product up)
+{
+    const double g = gate_value(activation, gate.value);
+    const double g_error = 1.13 * gate.error + 16.0 * ULP * (fabs(g) + fabs(gate.value));
+    return g_error * (fabs(up.value) + up.error) + fabs(g) * up.error +
+           4.0 * ULP * fabs(g * up.value);
+}
+
+static void part_products(const struct kc_instance *in, const struct kc_precision *p, int part,
+                          struct product *out)
+{
+    const struct sl_op_linear *o = &in->op.linear;
+    const struct sl_matrix *w = &o->part[part].w;
+    const bool quantized = sl_type_traits(w->type)->block_items > 1;
+    const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
+    float *row = sl_alloc(SL_MEM_BASE, (size_t)w->n_cols * sizeof(float));
+    double *row_double = sl_alloc(SL_MEM_BASE, (size_t)w->n_cols * sizeof(double));
+    for (int64_t r = 0; row != NULL && row_double != NULL && r < w->n_rows; r++) {
+        sl_dequantize_row(w->type, (const char *)w->data + (size_t)r * row_bytes, row, w->n_cols);
+        for (int64_t i = 0; i < w->n_cols; i++) {
+            row_double[i] = (double)row[i];
+        }
+        for (int32_t t = 0; t < in->op.n_tokens; t++) {
+            struct product *product = &out[t * w->n_rows + r];
+            *product = product_bound(row_double, o->x + t * w->n_cols, w->n_cols, quantized, p,
+                                     in->c.fill == KC_RANDOM);
+            if (o->part[part].bias != NULL) {
+                product->value += (double)o->part[part].bias[r];
+            }
+            product->error += 2.0 * ULP * fabs(product->value);
+        }
+    }
+    sl_free(row);
+    sl_free(row_double);
+}
+
+static void linear_bounds(const struct kc_instance *in, const struct kc_precision *p, char *bounds)
+{
+    const struct sl_op_linear *o = &in->op.linear;
+    struct product *products[SL_LINEAR_MAX_PARTS] = {NULL};
+    for (int i = 0; i < o->n_parts; i++) {
+        const int64_t n = in->op.n_tokens * o->part[i].w.n_rows;
+        products[i] = sl_calloc(SL_MEM_BASE, (size_t)n, sizeof(*products[i]));
+        if (products[i] != NULL) {
+            part_products(in, p, i, products[i]);
+        }
+    }
+    const int n_outputs = o->activation != SL_ACT_NONE ? 1 : o->n_parts;
+    for (int i = 0; i < n_outputs; i++) {
+        const int64_t n = in->op.n_tokens * o->part[i].w.n_rows;
+        for (int64_t k = 0; products[i] != NULL && k < n; k++) {
+            const float *y = &o->part[i].y[k];
+            double bound = products[i][k].error;
+            if (o->activation != SL_ACT_NONE && products[1] != NULL) {
+                bound = gated_bound(o->activation, products[0][k], products[1][k]);
+            } else if (o->accumulate) {
+                bound += 2.0 * ULP * fabs((double)*y);
+            }
+            set_bound(in, bounds, y, bound);
+        }
+    }
+    for (int i = 0; i < o->n_parts; i++) {
+        sl_free(products[i]);
+    }
+}
+
+/* y is a mean of values with weights e^s. An error d of every logit changes weights by the factor
+ * e^d at most, so y by 2 d times the largest value. Logits are off by the roundings of a product of
+ * head_dim terms; weights by those of the exponential (some units) and of their sum. */
+static void attention_row_bounds(const struct kc_instance *in, const struct kc_precision *p,
+                                 int32_t token, int32_t head, char *bounds)
+{
+    const struct sl_op_attention *o = &in->op.attention;
+    const int32_t n = o->kv.head_dim;
+    const int64_t row = (int64_t)token * o->n_heads + head;
+    const int32_t kv_head = head / (o->n_heads / o->kv.n_kv_heads);
+    const int32_t seq = o->seq != NULL ? o->seq[token] : 0;
+    const int32_t last = o->pos[token];
+    const int32_t first = o->window > 0 && last >= o->window ? last - o->window + 1 : 0;
+    double top_value = 0.0, top_logit = 0.0;
+    for (int32_t pos = first; pos <= last; pos++) {
+        float key[256], value[256];
+        sl_dequantize_row(o->kv.type, sl_kv_key(&o->kv, seq, pos, kv_head), key, n);
+        sl_dequantize_row(o->kv.type, sl_kv_value(&o->kv, seq, pos, kv_head), value, n);
+        double logit = 0.0;
+        for (int32_t i = 0; i < n; i++) {
+            logit += fabs((double)o->q[row * n + i] * (double)key[i]);
+            top_value = fmax(top_value, fabs((double)value[i]));
+        }
+        top_logit = fmax(top_logit, logit * (double)o->scale);
+    }
+    const double logit_error = top_logit * (2.0 * p->input + sum_error(n));
+    const double weight_error = p->input + 16.0 * ULP + sum_error(last - first + 1);
+    const double relative = fmin(2.0, 2.0 * (logit_error + weight_error));
+    for (int32_t i = 0; i < n; i++) {
+        set_bound(in, bounds, &o->y[row * n + i], relative * top_value);
+    }
+}
+
+void kc_bounds(const struct kc_instance *in, const struct kc_precision *precision, char *bounds)
+{
+    memset(bounds, 0, in->bytes);
+    switch (in->op.kind) {
+    case SL_OP_NORM:
+        norm_bounds(in, bounds);
+        break;
+    case SL_OP_LINEAR:
+        linear_bounds(in, precision, bounds);
+        break;
+    case SL_OP_ROPE:
+        rope_bounds(in, bounds);
+        break;
+    case SL_OP_ATTENTION:
+        for (int32_t t = 0; t < in->op.n_tokens; t++) {
+            for (int32_t h = 0; h < in->op.attention.n_heads; h++) {
+                attention_row_bounds(in, precision, t, h, bounds);
+            }
+        }
+        break;
+    case SL_OP_KV_STORE: /* packed bytes are compared as such */
+    case SL_OP_N_KINDS:
+        break;
+    }
+}
