@@ -264,6 +264,20 @@ static enum sluice_status event_elapsed(struct sl_device *device, struct sl_even
 
 /* ---- operators ---- */
 
+/* Types that no kernel can ever multiply are "not supported" rather than a mistake of the caller.
+ */
+static enum sluice_status check_types(const struct sl_op *op, struct sluice_error *err)
+{
+    for (int i = 0; op->kind == SL_OP_LINEAR && i < op->linear.n_parts && i < SL_LINEAR_MAX_PARTS;
+         i++) {
+        const uint32_t type = (uint32_t)op->linear.part[i].w.type;
+        const struct sl_type_traits *traits = sl_type_traits(type);
+        SL_CHECK(traits != NULL && traits->computes, UNSUPPORTED, err,
+                 "the CUDA device has no kernel for linear with type %s", sl_type_name(type));
+    }
+    return SLUICE_STATUS_OK;
+}
+
 static const char *op_type_name(const struct sl_op *op)
 {
     switch (op->kind) {
@@ -307,6 +321,7 @@ static enum sluice_status device_run(struct sl_device *device, struct sl_stream 
     SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
     for (int i = 0; i < n_ops; i++) {
         const struct sl_op *op = &ops[i];
+        SL_TRY(check_types(op, err));
         SL_TRY(sl_op_validate(op, err));
         const int result = launch(dev, stream->handle, op, scratch);
         SL_CHECK(result != SL_CUDA_UNSUPPORTED, UNSUPPORTED, err,
