@@ -49,6 +49,7 @@ struct real_fixture {
     char text[128]; /* file name of the text of the perplexity */
     uint64_t text_bytes;
     char text_sha256[65];
+    int32_t *text_tokens;
     int n_text_tokens;
     int n_ctx;
     int n_chunks;
@@ -74,6 +75,7 @@ static inline void real_fixture_free(struct real_fixture *x)
     }
     free(x->prompts);
     free(x->chunk_nll);
+    free(x->text_tokens);
     memset(x, 0, sizeof *x);
 }
 
@@ -94,20 +96,34 @@ static inline char *real_unescape(const char *line)
     return text;
 }
 
+/* "NAME N ID..." from after the name; NULL when it is not that. */
+static inline int32_t *real_ids(const char *line, int *out_n)
+{
+    int used = 0;
+    int n = 0;
+    if (sscanf(line, "%d%n", &n, &used) != 1 || n <= 0) {
+        return NULL;
+    }
+    int32_t *ids = calloc((size_t)n, sizeof *ids);
+    for (int i = 0; i < n; i++) {
+        line += used;
+        if (sscanf(line, "%d%n", &ids[i], &used) != 1) {
+            free(ids);
+            return NULL;
+        }
+    }
+    *out_n = n;
+    return ids;
+}
+
 /* The lines of one prompt; false when the line is none of them or is broken. */
 static inline bool real_prompt_line(struct real_prompt *p, const char *line)
 {
     int used = 0;
     int n = 0;
-    if (sscanf(line, "tokens %d%n", &n, &used) == 1 && n > 0 && p->tokens == NULL) {
-        p->tokens = calloc((size_t)n, sizeof *p->tokens);
-        for (p->n_tokens = 0; p->n_tokens < n; p->n_tokens++) {
-            line += used;
-            if (sscanf(line, "%d%n", &p->tokens[p->n_tokens], &used) != 1) {
-                return false;
-            }
-        }
-        return true;
+    if (strncmp(line, "tokens ", 7) == 0 && p->tokens == NULL) {
+        p->tokens = real_ids(line + 7, &p->n_tokens);
+        return p->tokens != NULL;
     }
     if (sscanf(line, "top %d%n", &n, &used) == 1 && n > 0 && p->top == NULL) {
         p->top = calloc((size_t)n, sizeof *p->top);
@@ -148,6 +164,10 @@ static inline bool real_fixture_line(struct real_fixture *x, const char *line)
                &x->n_scored, &x->perplexity) == 5) {
         x->chunk_nll = calloc((size_t)x->n_chunks, sizeof *x->chunk_nll);
         return true;
+    }
+    if (strncmp(line, "text_tokens ", 12) == 0 && x->text_tokens == NULL) {
+        x->text_tokens = real_ids(line + 12, &x->n_text_tokens);
+        return x->text_tokens != NULL;
     }
     if (sscanf(line, "chunk %d %lf", &index, &nll) == 2) {
         if (index < 0 || index >= x->n_chunks) {
