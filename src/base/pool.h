@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The thread pool: a fixed team that runs one function at a time, the caller being thread 0.
- * Workers spin for a short while after a run and then sleep, so an idle pool costs nothing; barriers
- * spin with back-off and yield to a busy neighbour.
+ * Workers spin for a short while after a run and then sleep, so an idle pool costs nothing;
+ * barriers spin with back-off and yield to a busy neighbour.
  */
 #ifndef SL_BASE_POOL_H
 #define SL_BASE_POOL_H

@@ -26,12 +26,13 @@ enum sl_device_kind { SL_DEVICE_NONE, SL_DEVICE_SIM, SL_DEVICE_CUDA };
 
 struct sl_device_info {
     enum sl_device_kind kind;
-    char name[96];           /* "NVIDIA H200" */
-    uint64_t total_bytes;    /* of the card */
-    uint64_t free_bytes;     /* when asked */
-    uint64_t context_bytes;  /* what the driver took for this process's context; outside the budget */
+    char name[96];        /* "NVIDIA H200" */
+    uint64_t total_bytes; /* of the card */
+    uint64_t free_bytes;  /* when asked */
+    uint64_t
+        context_bytes; /* what the driver took for this process's context; outside the budget */
     int n_multiprocessors;
-    int compute_capability;  /* 90 for 9.0; 0 where it means nothing */
+    int compute_capability; /* 90 for 9.0; 0 where it means nothing */
 };
 
 /* One table a device. Every function but destroy reports through `err`. */
@@ -118,7 +119,8 @@ struct sl_sim_options {
 /* Make a device. `sim` may be NULL for defaults. On failure *out is NULL. */
 enum sluice_status sl_device_sim_create(struct sl_device **out, const struct sl_sim_options *sim,
                                         struct sluice_error *err);
-/* Change how a sim device behaves from now on and arm the faults anew; its memory keeps its size. */
+/* Change how a sim device behaves from now on and arm the faults anew; its memory keeps its size.
+ */
 void sl_device_sim_set(struct sl_device *dev, const struct sl_sim_options *sim);
 /* Load the CUDA library (next to the executable or the library, or SLUICE_CUDA_LIBRARY) and make a
  * context on GPU `ordinal`. DEVICE with a plain message when there is no library, driver or GPU. */

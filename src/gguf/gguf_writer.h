@@ -3,8 +3,9 @@
  * Writing GGUF version 3: metadata first, then tensor infos, then data in the same order, streamed
  * so that files of any size need no memory.
  *
- *   create -> set_* ... -> add_tensor ... -> begin_data -> write_tensor_data (whole tensors, in order,
- *   in pieces) -> finish (writes the file under its name) ; destroy at any point leaves no file behind
+ *   create -> set_* ... -> add_tensor ... -> begin_data -> write_tensor_data (whole tensors, in
+ * order, in pieces) -> finish (writes the file under its name) ; destroy at any point leaves no
+ * file behind
  */
 #ifndef SL_GGUF_WRITER_H
 #define SL_GGUF_WRITER_H

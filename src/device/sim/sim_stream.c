@@ -151,6 +151,7 @@ enum sluice_status sl_sim_event_sync(struct sl_device *dev, struct sl_event *eve
 static enum sluice_status event_time(struct sl_sim_device *sim, const struct sl_event *event,
                                      uint64_t *out_ns, struct sluice_error *err)
 {
+    *out_ns = 0;
     SL_CHECK(event->timing, INVALID_ARGUMENT, err, "elapsed: the event was made without timing");
     SL_CHECK(event->stream, INVALID_ARGUMENT, err, "elapsed: the event was never recorded");
     pthread_mutex_lock(&sim->lock);

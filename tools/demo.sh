@@ -1,0 +1,16 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# From a fresh clone to a model that writes: packages, build, model, run. The model (94 MiB) runs
+# inside a budget of 64 MiB; without a GPU the same plan runs on the CPU.
+set -eu
+cd "$(dirname "$0")/.."
+prompt=${1:-"Explain in two sentences why the sky is blue."}
+
+tools/setup.sh
+tools/build.sh release
+tools/fetch-models.sh smollm2
+set -- build/release/bin/sluice run -m models/SmolLM2-135M-Instruct.Q4_1.gguf --vram 64M -n 64 \
+    -p "$prompt"
+echo "+ $*" >&2
+exec "$@"
