@@ -9,6 +9,8 @@ shift
 
 launcher=""
 if command -v ccache >/dev/null 2>&1; then
+    # Paths relative to the clone, so that a fresh clone elsewhere finds what was compiled before.
+    export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
     launcher="-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache"
 fi
 mkdir -p build
