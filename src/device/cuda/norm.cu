@@ -169,8 +169,8 @@ static int launch(cudaStream_t stream, const norm_args &a, const struct sl_cuda_
     if (n_blocks != a.n_rows) {
         norm_kernel<W, ACCUMULATE, true><<<(unsigned)n_blocks, WARP_ROWS * SL_WARP, 0, stream>>>(a);
     } else {
-        norm_kernel<W, ACCUMULATE, false>
-            <<<(unsigned)n_blocks, block_threads(a.n / W, a.n_rows, props->n_sm), 0, stream>>>(a);
+        const int threads = block_threads(a.n / W, a.n_rows, props->n_sm);
+        norm_kernel<W, ACCUMULATE, false><<<(unsigned)n_blocks, threads, 0, stream>>>(a);
     }
     return sl_launch_result();
 }
@@ -193,7 +193,8 @@ extern "C" int sl_cuda_norm(cudaStream_t stream, const struct sl_op *op,
 extern "C" int sl_cuda_has_code(void)
 {
     struct cudaFuncAttributes attributes;
-    const cudaError_t code = cudaFuncGetAttributes(&attributes, norm_kernel<4, false, false>);
+    const cudaError_t code =
+        cudaFuncGetAttributes(&attributes, (const void *)norm_kernel<4, false, false>);
     cudaGetLastError();
     return (int)code;
 }

@@ -7,7 +7,7 @@
  * that a warp reads consecutive elements. grid = (pairs, head groups, tokens).
  *
  * Positions go to hundreds of thousands, where pos * freq rounded to float is off by 0.01 rad. The
- * product's rounding error is therefore kept (one fused multiply-add) and put back to first order.
+ * product's rounding error is therefore kept (one fused multiply-add) and put back, to second order.
  */
 #include "device/cuda/common.cuh"
 
@@ -34,8 +34,8 @@ static __device__ __forceinline__ void angle(int pos, float freq, float *s, floa
     const float low = fmaf(p, freq, -high);
     float s0, c0;
     sincosf(high, &s0, &c0);
-    *s = fmaf(c0, low, s0);
-    *c = fmaf(-s0, low, c0);
+    *s = fmaf(fmaf(-0.5f * low, s0, c0), low, s0);
+    *c = fmaf(fmaf(-0.5f * low, c0, -s0), low, c0);
 }
 
 template <bool NEOX>
