@@ -3,7 +3,7 @@
  * Attention: choice of the kernel. Few rows a KV head go to the decode shape, more to the prefill
  * shape; both may split the positions as far as the scratch memory reaches.
  */
-#include "device/cuda/attention.cuh"
+#include "device/cuda/attention_args.cuh"
 
 #define DECODE_ROWS 32 /* two row tiles of 16: above, one tile of 64 reads the cache less often */
 

@@ -8,7 +8,7 @@
  * as many groups as fit; each group adds every so-manieth range, so that all loads of a row are
  * in flight at once.
  */
-#include "device/cuda/attention.cuh"
+#include "device/cuda/attention_args.cuh"
 
 #define THREADS 256
 

@@ -15,7 +15,13 @@
 
 #include <cuda_runtime_api.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
 #include "op/op.h"
+#ifdef __cplusplus
+}
+#endif
 
 #define SL_CUDA_UNSUPPORTED (-1)
 
