@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products: choice of kernels, packing of x, and gates of unlike types.
+ *
+ * Parts of one type share a launch. By the number of tokens:
+ *   1..2     vector kernels (linear_vec, linear_vecf): bound by the matrix' bytes; x packed in
+ * place
+ *   ..64     linear_mid: tensor cores, 32 rows a block, still bound by bytes
+ *   more     linear_gemm: tensor cores, 128 x 128 tiles, where its tiles fill the GPU; else
+ *            linear_mid, 64 tokens at a time
+ * F32 weights, and shapes of F16 and BF16 whose rows aren't 16-byte aligned, stay on linear_vecf.
+ */
+#include "device/cuda/linear_args.cuh"
+#include "device/cuda/linear_pack.cuh"
+
+#ifndef SL_CUDA_EMULATE
+#include "device/cuda/cuda_ops.h"
+#endif
+
+#define PACK_THREADS 256
+#define VEC_SHARED_MAX (76 * 1024)
+#define VEC_PACK_MAX 16384 /* elements of x that every block may pack for itself */
+
+/* ---- packing ---- */
+
+/* x as 8-bit blocks; see linear_args.cuh. n4: floats of x / 4. */
+static __global__ void __launch_bounds__(PACK_THREADS)
+    pack8_kernel(const float *x, uint8_t *levels, struct sl_xblock *blocks, int64_t n4, bool wide)
+{
+    const int64_t i = (int64_t)blockIdx.x * PACK_THREADS + (int)threadIdx.x;
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (i < n4) {
+        v = wide ? *(const float4 *)(x + 4 * i)
+                 : make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+    }
+    float d, sum;
+    const uint32_t q = sl_pack_levels(v, d, sum);
+    const float other = sl_shfl_xor(sum, 4);
+    if (i < n4) {
+        *(uint32_t *)(levels + 4 * i) = q;
+        if ((i & 7) == 0) {
+            blocks[i >> 3].d = d;
+            blocks[i >> 3].sums = sl_pack_half2(sum, other);
+        }
+    }
+}
+
+/* x as f16 with a scale of each row; a block takes a row. n is a multiple of 8. */
+static __global__ void __launch_bounds__(PACK_THREADS)
+    pack_half_kernel(const float *x, uint16_t *out, float *scales, int n)
+{
+    SL_SHARED(shared);
+    float *warp_most = (float *)shared;
+    const float *row = x + (int64_t)blockIdx.x * n;
+    float most = 0.0f;
+    for (int i = (int)threadIdx.x; i < n; i += PACK_THREADS) {
+        most = fmaxf(most, fabsf(row[i]));
+    }
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) {
+        most = fmaxf(most, sl_shfl_xor(most, mask));
+    }
+    if ((threadIdx.x & 31) == 0) {
+        warp_most[threadIdx.x >> 5] = most;
+    }
+    sl_block_sync();
+    for (int i = 0; i < PACK_THREADS / 32; i++) {
+        most = fmaxf(most, warp_most[i]);
+    }
+    /* most lies in [2^e, 2^(e + 1)); bring it to [2^10, 2^11). */
+    int e = (int)(sl_f32_bits(most) >> 23 & 255) - 127;
+    e = e < -100 ? -100 : e;
+    const float factor = sl_bits_f32((uint32_t)(127 + 10 - e) << 23);
+    uint32_t *to = (uint32_t *)(out + (int64_t)blockIdx.x * n);
+    for (int i = (int)threadIdx.x; i < n / 2; i += PACK_THREADS) {
+        to[i] = sl_pack_half2(row[2 * i] * factor, row[2 * i + 1] * factor);
+    }
+    if (threadIdx.x == 0) {
+        scales[blockIdx.x] = sl_bits_f32((uint32_t)(127 - 10 + e) << 23);
+    }
+}
+
+static __global__ void __launch_bounds__(PACK_THREADS)
+    gate_kernel(float *gate, const float *up, int64_t n, int activation)
+{
+    const int64_t i = (int64_t)blockIdx.x * PACK_THREADS + (int)threadIdx.x;
+    if (i < n) {
+        gate[i] = sl_gate(gate[i], up[i], activation);
+    }
+}
+
+static int pack8(cudaStream_t stream, const struct sl_linear_args *a, void *scratch)
+{
+    const int64_t n = (int64_t)a->n_tokens * a->n_cols;
+    uint8_t *levels = (uint8_t *)scratch;
+    const unsigned blocks = (unsigned)((n / 4 + PACK_THREADS - 1) / PACK_THREADS);
+    const bool wide = ((uintptr_t)a->x & 15) == 0;
+    return SL_LAUNCH(pack8_kernel, dim3(blocks), dim3(PACK_THREADS), 0, stream, a->x, levels,
+                     (struct sl_xblock *)(levels + n), n / 4, wide);
+}
+
+static int pack_half(cudaStream_t stream, const struct sl_linear_args *a, void *scratch)
+{
+    uint16_t *out = (uint16_t *)scratch;
+    float *scales = (float *)(out + (int64_t)a->n_tokens * a->n_cols);
+    return SL_LAUNCH(pack_half_kernel, dim3((unsigned)a->n_tokens), dim3(PACK_THREADS),
+                     PACK_THREADS / 32 * sizeof(float), stream, a->x, out, scales, a->n_cols);
+}
+
+/* ---- choice ---- */
+
+enum x_form { X_FLOAT, X_8BIT, X_HALF };
+
+enum family { FAMILY_VEC, FAMILY_VECF, FAMILY_MID, FAMILY_GEMM };
+
+static bool is_float_type(int type)
+{
+    return type == SL_TYPE_F32 || type == SL_TYPE_F16 || type == SL_TYPE_BF16;
+}
+
+static bool is_k_type(int type)
+{
+    return type == SL_TYPE_Q2_K || type == SL_TYPE_Q3_K || type == SL_TYPE_Q4_K ||
+           type == SL_TYPE_Q5_K || type == SL_TYPE_Q6_K || type == SL_TYPE_IQ4_XS;
+}
+
+static int64_t div_up(int64_t n, int64_t by)
+{
+    return (n + by - 1) / by;
+}
+
+/* Rows of the launch; two halves of a gated tile count as one tile's. */
+static int64_t all_rows(const struct sl_linear_args *a)
+{
+    int64_t n = 0;
+    for (int i = 0; i < a->n_parts; i++) {
+        n += a->part[i].n_rows;
+    }
+    return n;
+}
+
+/* Times in units of one 32-row x 64-token tile of linear_mid on a multiprocessor of its own. A tile
+ * of linear_gemm does eight times that work in about four and a half (six when two share one). */
+static bool gemm_wins(const struct sl_linear_args *a, int n_sm)
+{
+    if (a->n_tokens <= SL_MID_MAX_TOKENS) {
+        return false;
+    }
+    const int64_t mid = div_up(all_rows(a), SL_MID_ROWS) * div_up(a->n_tokens, 64);
+    const int64_t gemm = div_up(all_rows(a), SL_GEMM_ROWS) * div_up(a->n_tokens, SL_GEMM_TOKENS);
+    const double mid_time = (double)mid / n_sm;
+    const double gemm_time = gemm <= n_sm ? 4.5 : 6.0 * (double)div_up(gemm, 2 * n_sm);
+    return gemm_time < mid_time;
+}
+
+static enum family choose_family(const struct sl_linear_args *a, int type, int n_sm)
+{
+    if (is_float_type(type)) {
+        bool aligned = a->n_cols % 8 == 0;
+        for (int i = 0; i < a->n_parts; i++) {
+            aligned = aligned && ((uintptr_t)a->part[i].w & 15) == 0;
+        }
+        if (type == SL_TYPE_F32 || !aligned || a->n_tokens == 1) {
+            return FAMILY_VECF;
+        }
+    } else if (a->n_tokens <= SL_VEC_MAX_TOKENS &&
+               sl_linear_vec_shared_bytes(a->n_cols, a->n_tokens) <= VEC_SHARED_MAX) {
+        return FAMILY_VEC;
+    }
+    return gemm_wins(a, n_sm) ? FAMILY_GEMM : FAMILY_MID;
+}
+
+/* Number the row tiles of the parts. */
+static void count_tiles(struct sl_linear_args *a, int tile_rows)
+{
+    const bool gated = a->activation != SL_ACT_NONE;
+    const int rows = gated && tile_rows > 1 ? tile_rows / 2 : tile_rows;
+    a->n_tiles = 0;
+    for (int i = 0; i < a->n_parts; i++) {
+        a->part[i].first = gated ? 0 : a->n_tiles;
+        const int n = (int)div_up(a->part[i].n_rows, rows);
+        a->n_tiles = gated ? n : a->n_tiles + n;
+    }
+}
+
+/* Bring x into the form that the kernels want, unless it is there already. */
+static int prepare_x(cudaStream_t stream, struct sl_linear_args *a, enum x_form want,
+                     enum x_form *have, void *scratch)
+{
+    a->xs = scratch;
+    a->x_packed = want == X_8BIT;
+    if (want == X_FLOAT || want == *have) {
+        return 0;
+    }
+    *have = want;
+    return want == X_8BIT ? pack8(stream, a, scratch) : pack_half(stream, a, scratch);
+}
+
+static int run_group(cudaStream_t stream, struct sl_linear_args *a, int type, void *scratch,
+                     enum x_form *have, int n_sm)
+{
+    const enum family family = choose_family(a, type, n_sm);
+    const bool is_float = is_float_type(type);
+    enum x_form want = is_float ? X_HALF : X_8BIT;
+    if (family == FAMILY_VECF || (family == FAMILY_VEC && *have != X_8BIT &&
+                                  (int64_t)a->n_tokens * a->n_cols <= VEC_PACK_MAX)) {
+        want = X_FLOAT;
+    } else if (family == FAMILY_GEMM) {
+        want = X_HALF;
+    }
+    count_tiles(a, family == FAMILY_MID ? SL_MID_ROWS : family == FAMILY_GEMM ? SL_GEMM_ROWS : 1);
+    const int failed = prepare_x(stream, a, want, have, scratch);
+    if (failed) {
+        return failed;
+    }
+    const bool k = is_k_type(type);
+    switch (family) {
+    case FAMILY_VECF:
+        return sl_linear_vec_f(stream, type, a, n_sm);
+    case FAMILY_VEC:
+        return k ? sl_linear_vec_k(stream, type, a, n_sm) : sl_linear_vec_q(stream, type, a, n_sm);
+    case FAMILY_MID:
+        return is_float ? sl_linear_mid_f(stream, type, a)
+               : k      ? sl_linear_mid_k(stream, type, a)
+                        : sl_linear_mid_q(stream, type, a);
+    default:
+        return is_float ? sl_linear_gemm_f(stream, type, a)
+               : k      ? sl_linear_gemm_k(stream, type, a)
+                        : sl_linear_gemm_q(stream, type, a);
+    }
+}
+
+/* ---- the operator ---- */
+
+static bool is_supported(const struct sl_op_linear *op)
+{
+    for (int i = 0; i < op->n_parts; i++) {
+        const struct sl_matrix *w = &op->part[i].w;
+        /* Kernels of packed types read 16-byte pieces of a matrix from its start on. */
+        if (!is_float_type((int)w->type) && ((uintptr_t)w->data & 15) != 0) {
+            return false;
+        }
+        if (w->n_rows > INT32_MAX || w->n_cols > INT32_MAX / 8) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void set_part(struct sl_linear_part *to, const struct sl_op_linear *op, int i)
+{
+    const struct sl_matrix *w = &op->part[i].w;
+    to->w = (const uint8_t *)w->data;
+    to->end = to->w + w->n_rows * (int64_t)sl_type_row_bytes(w->type, w->n_cols);
+    to->bias = op->part[i].bias;
+    to->y = op->part[i].y;
+    to->n_rows = (int32_t)w->n_rows;
+}
+
+extern "C" int sl_cuda_linear(cudaStream_t stream, const struct sl_op *op, void *scratch,
+                              size_t scratch_bytes, const struct sl_cuda_props *props)
+{
+    const struct sl_op_linear *linear = &op->linear;
+    if (!is_supported(linear) || scratch_bytes < sl_op_scratch_bytes(op)) {
+        return SL_CUDA_UNSUPPORTED;
+    }
+    if (op->n_tokens <= 0) {
+        return 0;
+    }
+    /* A gate and an up of different types are made one by one and combined at the end. */
+    const bool split =
+        linear->activation != SL_ACT_NONE && linear->part[0].w.type != linear->part[1].w.type;
+    enum x_form have = X_FLOAT;
+    bool done[SL_LINEAR_MAX_PARTS] = {false, false, false, false};
+    for (int i = 0; i < linear->n_parts; i++) {
+        if (done[i]) {
+            continue;
+        }
+        const enum sl_type type = linear->part[i].w.type;
+        struct sl_linear_args a;
+        memset(&a, 0, sizeof(a));
+        a.x = linear->x;
+        a.n_tokens = op->n_tokens;
+        a.n_cols = (int32_t)linear->part[i].w.n_cols;
+        a.row_bytes = (int64_t)sl_type_row_bytes(type, a.n_cols);
+        a.activation = split ? SL_ACT_NONE : (int)linear->activation;
+        a.accumulate = linear->accumulate;
+        for (int j = i; j < linear->n_parts; j++) {
+            if (linear->part[j].w.type == type) {
+                set_part(&a.part[a.n_parts++], linear, j);
+                done[j] = true;
+            }
+        }
+        const int failed = run_group(stream, &a, (int)type, scratch, &have, props->n_sm);
+        if (failed) {
+            return failed;
+        }
+    }
+    if (split) {
+        const int64_t n = op->n_tokens * linear->part[0].w.n_rows;
+        return SL_LAUNCH(gate_kernel, dim3((unsigned)div_up(n, PACK_THREADS)), dim3(PACK_THREADS),
+                         0, stream, linear->part[0].y, linear->part[1].y, n,
+                         (int)linear->activation);
+    }
+    return 0;
+}
