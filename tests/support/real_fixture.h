@@ -157,7 +157,9 @@ static inline bool real_fixture_line(struct real_fixture *x, const char *line)
     if (sscanf(line, "model %127s %lu", x->model, &x->model_bytes) == 2) {
         return true;
     }
-    if (sscanf(line, "text %127s %lu %64s", x->text, &x->text_bytes, x->text_sha256) == 3) {
+    /* A space in a scanf format matches nothing too: "text_tokens" would pass. */
+    if (strncmp(line, "text ", 5) == 0 &&
+        sscanf(line, "text %127s %lu %64s", x->text, &x->text_bytes, x->text_sha256) == 3) {
         return true;
     }
     if (sscanf(line, "perplexity %d %d %d %d %lf", &x->n_text_tokens, &x->n_ctx, &x->n_chunks,
