@@ -8,13 +8,16 @@
 #include "cpu/linear_internal.h"
 
 #if defined(__x86_64__)
-static const struct sl_cpu_linear_kernels avx2 = {&sl_linear_rows_avx2, sl_linear_activate_avx2};
-static const struct sl_cpu_linear_kernels avx512 = {&sl_linear_rows_avx512,
-                                                    sl_linear_activate_avx512};
-static const struct sl_cpu_linear_kernels avx512vnni = {&sl_linear_rows_avx512vnni,
-                                                        sl_linear_activate_avx512};
+static const struct sl_cpu_linear_kernels avx2 = {&sl_linear_rows_avx2, &sl_linear_panels_avx2,
+                                                  sl_linear_activate_avx2};
+static const struct sl_cpu_linear_kernels avx512 = {
+    &sl_linear_rows_avx512, &sl_linear_panels_avx512, sl_linear_activate_avx512};
+static const struct sl_cpu_linear_kernels avx512vnni = {
+    &sl_linear_rows_avx512vnni, &sl_linear_panels_avx512vnni, sl_linear_activate_avx512};
+static const struct sl_cpu_linear_kernels avx512bf16 = {
+    &sl_linear_rows_avx512vnni, &sl_linear_panels_avx512bf16, sl_linear_activate_avx512};
 #endif
-static const struct sl_cpu_linear_kernels scalar = {NULL, sl_linear_activate_scalar};
+static const struct sl_cpu_linear_kernels scalar = {NULL, NULL, sl_linear_activate_scalar};
 
 const struct sl_cpu_linear_kernels *sl_cpu_linear_kernels(enum sl_cpu_level level)
 {
@@ -25,7 +28,7 @@ const struct sl_cpu_linear_kernels *sl_cpu_linear_kernels(enum sl_cpu_level leve
     case SL_CPU_AVX512:
         return &avx512;
     case SL_CPU_AVX512VNNI:
-        return &avx512vnni;
+        return __builtin_cpu_supports("avx512bf16") ? &avx512bf16 : &avx512vnni;
 #endif
     default:
         return &scalar;
@@ -104,6 +107,6 @@ void sl_cpu_linear(const struct sl_cpu_kernels *k, const struct sl_op *op, void 
     } else if (op->n_tokens <= SL_LINEAR_ROWS_TOKENS) {
         sl_linear_run_rows(&call);
     } else {
-        run_scalar(&call);
+        sl_linear_run_panels(&call);
     }
 }

@@ -57,11 +57,96 @@ struct sl_linear_rows_kernels {
     sl_linear_rows_fn *const *rows; /* by type; NULL where there is none */
 };
 
+/* Panels: a block of rows times a range of columns, unpacked so that one vector holds the same
+ * columns of consecutive rows. A panel meets tiles of tokens. */
+enum sl_linear_panel_kind {
+    SL_LINEAR_BYTES,   /* 8-bit levels, 4 columns a lane; activations packed to 8 bits */
+    SL_LINEAR_FLOATS,  /* floats, 1 column a lane; activations as they are */
+    SL_LINEAR_BFLOATS, /* bfloats, 2 columns a lane; activations rounded to bfloats */
+};
+#define SL_LINEAR_MAX_PANEL_ROWS 32
+#define SL_LINEAR_BYTES_COLS 512 /* columns of a panel */
+#define SL_LINEAR_FLOATS_STEPS 128
+/* Not a power of two, or the rows of a tile would share their cache sets. */
+#define SL_LINEAR_FLOATS_STRIDE (SL_LINEAR_FLOATS_STEPS + 16)
+#define SL_LINEAR_MAX_TILE_TOKENS 16
+
+/* How the activations' sums enter: nothing else depends on the type once a panel is made. */
+struct sl_linear_correction {
+    int offset;   /* taken off every level; 0: the type has minimums */
+    bool group16; /* scales and minimums of 16 columns, else of 32 */
+};
+
+/* Byte panel. Scales and minimums: [columns / 16 or 32][panel_rows]. */
+struct sl_linear_panel {
+    uint8_t q[SL_LINEAR_BYTES_COLS * SL_LINEAR_MAX_PANEL_ROWS];
+    float d[SL_LINEAR_BYTES_COLS / 16 * SL_LINEAR_MAX_PANEL_ROWS];
+    float m[SL_LINEAR_BYTES_COLS / 16 * SL_LINEAR_MAX_PANEL_ROWS];
+    uint8_t rows[SL_LINEAR_BYTES_COLS * SL_LINEAR_MAX_PANEL_ROWS]; /* levels row by row */
+};
+
+/* The columns of a panel for one tile of tokens. */
+struct sl_linear_tile {
+    const int8_t *q; /* [columns / 32][tokens][32] */
+    const float *d;  /* [columns / 32][tokens] */
+    /* [columns / 16 or 32][tokens]: -offset times the sums (int32), or the sums times the scales
+     * (float) where the type has minimums. */
+    const void *sums;
+};
+
+/* y[t * stride + row] += panel x tile, for all rows of a panel and 1 .. tile tokens. n_steps:
+ * columns, or pairs of columns for bfloats. */
+typedef void sl_linear_tile_fn(const void *panel, const void *x, int n_tokens, int n_steps,
+                               float *y, int64_t stride);
+
+struct sl_linear_panel_type {
+    enum sl_linear_panel_kind kind;
+    struct sl_linear_correction correction; /* of bytes */
+    /* Unpack n_rows <= panel_rows rows (the others become zero) from column 0 of `w` on. n_cols is
+     * a multiple of the block and, but for the last panel of a row, SL_LINEAR_BYTES_COLS. */
+    void (*build_bytes)(const uint8_t *w, size_t row_bytes, int n_rows, int n_cols,
+                        struct sl_linear_panel *panel);
+    sl_linear_tile_fn *tile_bytes; /* panel: struct sl_linear_panel, x: struct sl_linear_tile */
+};
+
+/* n_cols (whole 32s) of n_tokens tokens, `stride` floats apart, as the arrays of a tile. */
+typedef void sl_linear_pack_bytes_fn(const float *x, int64_t stride, int n_tokens, int64_t n_cols,
+                                     int8_t *q, float *d,
+                                     const struct sl_linear_correction *corrections,
+                                     void *const *sums, int n_corrections);
+/* To bfloats, [pair of columns][tokens]; a missing last column is zero. */
+typedef void sl_linear_pack_bfloats_fn(const float *x, int64_t stride, int n_tokens, int64_t n_cols,
+                                       void *dst);
+/* Columns first .. first + n_cols - 1 of rows of a type to panel[column][panel_rows] of floats, or
+ * panel[pair of columns][..] of bfloats; missing rows and columns are zero. `rows` is scratch of as
+ * many bytes. n_cols is at most SL_LINEAR_FLOATS_STEPS, or as many pairs. */
+typedef void sl_linear_build_floats_fn(enum sl_type type, const void *w, size_t row_bytes,
+                                       int n_rows, int64_t first, int n_cols, void *panel,
+                                       void *rows);
+/* y = act(gate) * up */
+typedef void sl_linear_activate_fn(enum sl_activation activation, const float *gate,
+                                   const float *up, float *y, int64_t n);
+
+struct sl_linear_panel_kernels {
+    int panel_rows;
+    int bytes_tokens;                         /* tokens of a tile */
+    int floats_tokens;                        /* the same with floats or bfloats */
+    const struct sl_linear_panel_type *types; /* by type */
+    sl_linear_pack_bytes_fn *pack_bytes;
+    sl_linear_build_floats_fn *build_floats;
+    /* Tiles are [tokens][SL_LINEAR_FLOATS_STRIDE] floats, or [pair of columns][tokens] of
+     * bfloats. */
+    sl_linear_tile_fn *tile_floats;
+    /* NULL where the processor has no product of bfloats. */
+    sl_linear_pack_bfloats_fn *pack_bfloats;
+    sl_linear_build_floats_fn *build_bfloats;
+    sl_linear_tile_fn *tile_bfloats;
+};
+
 struct sl_cpu_linear_kernels {
     const struct sl_linear_rows_kernels *rows; /* NULL: the scalar way for everything */
-    /* y = act(gate) * up */
-    void (*activate)(enum sl_activation activation, const float *gate, const float *up, float *y,
-                     int64_t n);
+    const struct sl_linear_panel_kernels *panels;
+    sl_linear_activate_fn *activate;
 };
 
 /* One thread's part in one op. */
@@ -80,20 +165,27 @@ struct sl_linear_call {
 void sl_linear_share(const struct sl_linear_call *c, int i, int unit, int64_t *first, int64_t *end);
 
 void sl_linear_run_rows(const struct sl_linear_call *c);
+void sl_linear_run_panels(const struct sl_linear_call *c);
 /* Rows first .. end - 1 of a part, without activation. */
 void sl_linear_scalar_rows(const struct sl_op_linear *op, int part, int32_t n_tokens, int64_t first,
                            int64_t end);
 
-void sl_linear_activate_scalar(enum sl_activation activation, const float *gate, const float *up,
-                               float *y, int64_t n);
+sl_linear_activate_fn sl_linear_activate_scalar;
 #if defined(__x86_64__)
 extern const struct sl_linear_rows_kernels sl_linear_rows_avx2;
 extern const struct sl_linear_rows_kernels sl_linear_rows_avx512;
 extern const struct sl_linear_rows_kernels sl_linear_rows_avx512vnni;
-void sl_linear_activate_avx2(enum sl_activation activation, const float *gate, const float *up,
-                             float *y, int64_t n);
-void sl_linear_activate_avx512(enum sl_activation activation, const float *gate, const float *up,
-                               float *y, int64_t n);
+extern const struct sl_linear_panel_kernels sl_linear_panels_avx2;
+extern const struct sl_linear_panel_kernels sl_linear_panels_avx512;
+extern const struct sl_linear_panel_kernels sl_linear_panels_avx512vnni;
+extern const struct sl_linear_panel_kernels sl_linear_panels_avx512bf16; /* with VNNI */
+sl_linear_activate_fn sl_linear_activate_avx2, sl_linear_activate_avx512;
+sl_linear_pack_bytes_fn sl_linear_pack_bytes_avx2;
+sl_linear_build_floats_fn sl_linear_build_floats_avx2, sl_linear_build_floats_avx512;
+sl_linear_build_floats_fn sl_linear_build_bfloats_avx512bf16;
+sl_linear_pack_bfloats_fn sl_linear_pack_bfloats_avx512bf16;
+sl_linear_tile_fn sl_linear_tile_floats_avx2, sl_linear_tile_floats_avx512;
+sl_linear_tile_fn sl_linear_tile_bfloats_avx512bf16;
 #endif
 
 static inline enum sl_linear_layout sl_linear_layout(enum sl_type type)

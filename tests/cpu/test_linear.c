@@ -245,14 +245,14 @@ static void test_ragged_columns(void **unused)
         const int64_t unit = sl_type_traits(types[t])->block_items;
         for (int n = 1; unit * n < 256 && n < 40; n += unit == 1 ? 3 : 1) {
             for (int tokens = 1; tokens <= 11; tokens += 5) {
-                struct problem p = problem_create(tokens, unit * n, unit > 1);
+                struct problem p = problem_create(tokens, unit * n, true);
                 add_part(&p, types[t], 21, unit * n, false);
                 problem_finish(&p);
                 check(&p, EXACT_BOUND, "ragged columns");
                 problem_destroy(&p);
             }
         }
-        struct problem p = problem_create(17, unit == 1 ? 1057 : 1024 + unit, unit > 1);
+        struct problem p = problem_create(17, unit == 1 ? 1057 : 1024 + unit, true);
         add_part(&p, types[t], 5, unit == 1 ? 1057 : 1024 + unit, false);
         problem_finish(&p);
         check(&p, EXACT_BOUND, "ragged columns");

@@ -90,4 +90,60 @@ INLINE vi dot2_s(vi w0, vi x0, vi w1, vi x1)
     return _mm256_add_epi32(dot_s(w0, x0), dot_s(w1, x1));
 }
 
+INLINE vi vi_zero(void)
+{
+    return _mm256_setzero_si256();
+}
+INLINE vi vi_set1(int32_t x)
+{
+    return _mm256_set1_epi32(x);
+}
+INLINE vi vi_add(vi a, vi b)
+{
+    return _mm256_add_epi32(a, b);
+}
+INLINE vi vi_add16(vi a, vi b)
+{
+    return _mm256_add_epi16(a, b);
+}
+INLINE vi vi_maddubs(vi w, vi x)
+{
+    return _mm256_maddubs_epi16(w, x);
+}
+INLINE vi vi_widen16(vi a)
+{
+    return _mm256_madd_epi16(a, _mm256_set1_epi16(1));
+}
+INLINE void vi_store(void *p, vi a)
+{
+    _mm256_storeu_si256(p, a);
+}
+INLINE void vf_store(void *p, vf a)
+{
+    _mm256_storeu_ps(p, a);
+}
+
+/* 8 rows of 8 double words: out[i] is double word i of every row. */
+INLINE void transpose_32(const uint8_t *src, size_t stride, vi out[8])
+{
+    vi a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        const vi r0 = vi_load(src + (size_t)i * stride);
+        const vi r1 = vi_load(src + (size_t)(i + 1) * stride);
+        a[i] = _mm256_unpacklo_epi32(r0, r1);
+        a[i + 1] = _mm256_unpackhi_epi32(r0, r1);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    /* Now 128-bit lane l of b[4 g + i] is double word 4 l + i of rows 4 g .. 4 g + 3. */
+    for (int i = 0; i < 4; i++) {
+        out[i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x20);
+        out[4 + i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x31);
+    }
+}
+
 #endif

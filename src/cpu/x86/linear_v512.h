@@ -122,4 +122,72 @@ INLINE vi dot2_s(vi w0, vi x0, vi w1, vi x1)
 #endif
 }
 
+INLINE vi vi_zero(void)
+{
+    return _mm512_setzero_si512();
+}
+INLINE vi vi_set1(int32_t x)
+{
+    return _mm512_set1_epi32(x);
+}
+INLINE vi vi_add(vi a, vi b)
+{
+    return _mm512_add_epi32(a, b);
+}
+INLINE vi vi_add16(vi a, vi b)
+{
+    return _mm512_add_epi16(a, b);
+}
+INLINE vi vi_maddubs(vi w, vi x)
+{
+    return _mm512_maddubs_epi16(w, x);
+}
+INLINE vi vi_widen16(vi a)
+{
+    return _mm512_madd_epi16(a, _mm512_set1_epi16(1));
+}
+#ifdef __AVX512VNNI__
+INLINE vi vi_dpbusd(vi sum, vi w, vi x)
+{
+    return _mm512_dpbusd_epi32(sum, w, x);
+}
+#endif
+INLINE void vi_store(void *p, vi a)
+{
+    _mm512_storeu_si512(p, a);
+}
+INLINE void vf_store(void *p, vf a)
+{
+    _mm512_storeu_ps(p, a);
+}
+
+/* 16 rows of 16 double words: out[i] is double word i of every row. */
+INLINE void transpose_32(const uint8_t *src, size_t stride, vi out[16])
+{
+    vi a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        const vi r0 = vi_load(src + (size_t)i * stride);
+        const vi r1 = vi_load(src + (size_t)(i + 1) * stride);
+        a[i] = _mm512_unpacklo_epi32(r0, r1);
+        a[i + 1] = _mm512_unpackhi_epi32(r0, r1);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    /* Now 128-bit lane l of b[4 g + i] is double word 4 l + i of rows 4 g .. 4 g + 3. */
+    for (int i = 0; i < 4; i++) {
+        const vi even0 = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);
+        const vi even1 = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
+        const vi odd0 = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
+        const vi odd1 = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
+        out[i] = _mm512_shuffle_i32x4(even0, even1, 0x88);
+        out[4 + i] = _mm512_shuffle_i32x4(odd0, odd1, 0x88);
+        out[8 + i] = _mm512_shuffle_i32x4(even0, even1, 0xdd);
+        out[12 + i] = _mm512_shuffle_i32x4(odd0, odd1, 0xdd);
+    }
+}
+
 #endif

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The way of panels: products for many tokens. Activations are packed once by the team. Each thread
+ * then takes its rows in blocks, and a block's columns in ranges: the range is unpacked into panels
+ * in the thread's own memory, small enough for the nearest cache, and multiplied with every tile of
+ * tokens, whose sums grow in y. So a weight is unpacked once, and no matrix is ever whole in
+ * unpacked form. While a panel is used, the memory of the next is fetched.
+ *
+ * Scratch of the team: packed bytes, scales, and one array of sums for each kind of correction
+ * among the parts (at most 1 + 1/8 + 4 * 1/4 bytes an activation); or 2 bytes each as bfloats.
+ */
+#include <string.h>
+
+#include "base/pool.h"
+#include "cpu/linear_internal.h"
+
+/* Float panels that share the copy of a tile of activations. */
+#define FLOAT_PANELS 4
+#define PACK_COLS 512
+
+/* Own memory of a thread. Byte and float panels take turns. */
+union panels {
+    struct sl_linear_panel bytes;
+    struct {
+        float panel[FLOAT_PANELS][SL_LINEAR_FLOATS_STEPS * SL_LINEAR_MAX_PANEL_ROWS];
+        float rows[SL_LINEAR_FLOATS_STEPS * SL_LINEAR_MAX_PANEL_ROWS];
+        float tile[SL_LINEAR_MAX_TILE_TOKENS * SL_LINEAR_FLOATS_STRIDE];
+    } floats;
+};
+_Static_assert(sizeof(union panels) <= SL_CPU_THREAD_SCRATCH_BYTES, "thread scratch");
+
+/* The packed activations. Tile by tile; inside a tile as in struct sl_linear_tile. */
+struct packed_x {
+    int64_t n_cols;
+    int8_t *q;
+    float *d;
+    struct sl_linear_correction corrections[SL_LINEAR_MAX_PARTS];
+    void *sums[SL_LINEAR_MAX_PARTS];
+    int n_corrections;
+    char *bfloats;
+};
+
+struct rows {
+    int part;
+    int64_t first;
+    int n;
+};
+
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static char *align_64(char *p)
+{
+    return p + (-(uintptr_t)p & 63);
+}
+
+static const struct sl_linear_panel_type *panel_type(const struct sl_linear_call *c, int part)
+{
+    return &c->kernels->panels->types[c->op->part[part].w.type];
+}
+
+/* Bfloats and bytes together would not fit the scratch: then bfloats are treated as floats. */
+static enum sl_linear_panel_kind panel_kind(const struct sl_linear_call *c, int part)
+{
+    const enum sl_linear_panel_kind kind = panel_type(c, part)->kind;
+    for (int i = 0; kind == SL_LINEAR_BFLOATS && i < c->op->n_parts; i++) {
+        if (panel_type(c, i)->kind == SL_LINEAR_BYTES) {
+            return SL_LINEAR_FLOATS;
+        }
+    }
+    return kind;
+}
+
+static int find_correction(const struct packed_x *x, struct sl_linear_correction c)
+{
+    int i = 0;
+    while (i < x->n_corrections &&
+           (x->corrections[i].offset != c.offset || x->corrections[i].group16 != c.group16)) {
+        i++;
+    }
+    return i;
+}
+
+/* Addresses of the packed arrays. */
+static void layout_x(const struct sl_linear_call *c, struct packed_x *x)
+{
+    const size_t n = (size_t)c->n_tokens * (size_t)x->n_cols;
+    for (int i = 0; i < c->op->n_parts; i++) {
+        const enum sl_linear_panel_kind kind = panel_kind(c, i);
+        const struct sl_linear_correction correction = panel_type(c, i)->correction;
+        if (kind == SL_LINEAR_BFLOATS) {
+            x->bfloats = c->scratch;
+        } else if (kind == SL_LINEAR_BYTES && find_correction(x, correction) == x->n_corrections) {
+            x->corrections[x->n_corrections++] = correction;
+        }
+    }
+    if (x->n_corrections > 0) {
+        x->q = (int8_t *)c->scratch;
+        x->d = (float *)(void *)align_64(c->scratch + n);
+        char *at = align_64((char *)(x->d + n / 32));
+        for (int i = 0; i < x->n_corrections; i++) {
+            x->sums[i] = at;
+            at = align_64(at + n / (x->corrections[i].group16 ? 16 : 32) * sizeof(float));
+        }
+    }
+}
+
+/* The tile of tokens first .. first + n - 1 from column `col` on, for correction i. */
+static struct sl_linear_tile tile_at(const struct packed_x *x, int i, int64_t first, int n,
+                                     int64_t col)
+{
+    const int64_t blocks = first * (x->n_cols / 32) + n * (col / 32);
+    return (struct sl_linear_tile){
+        .q = x->q + 32 * blocks,
+        .d = x->d + blocks,
+        .sums = (const float *)x->sums[i] + blocks * (x->corrections[i].group16 ? 2 : 1),
+    };
+}
+
+static void pack_bytes_piece(const struct sl_linear_call *c, const struct packed_x *x, int token,
+                             int n_tokens, int64_t col, int64_t n_cols)
+{
+    void *sums[SL_LINEAR_MAX_PARTS];
+    const int64_t blocks = token * (x->n_cols / 32) + n_tokens * (col / 32);
+    for (int i = 0; i < x->n_corrections; i++) {
+        sums[i] = (float *)x->sums[i] + blocks * (x->corrections[i].group16 ? 2 : 1);
+    }
+    c->kernels->panels->pack_bytes(c->op->x + token * x->n_cols + col, x->n_cols, n_tokens, n_cols,
+                                   x->q + 32 * blocks, x->d + blocks, x->corrections, sums,
+                                   x->n_corrections);
+}
+
+static char *bfloats_at(const struct packed_x *x, int64_t token, int n_tokens, int64_t col)
+{
+    return x->bfloats + 4 * (token * ((x->n_cols + 1) / 2) + n_tokens * (col / 2));
+}
+
+static void pack_x(const struct sl_linear_call *c, const struct packed_x *x)
+{
+    if (x->n_corrections == 0 && x->bfloats == NULL) {
+        return;
+    }
+    const struct sl_linear_panel_kernels *k = c->kernels->panels;
+    const int tile = x->n_corrections > 0 ? k->bytes_tokens : k->floats_tokens;
+    int piece = 0;
+    for (int t = 0; t < c->n_tokens; t += tile) {
+        const int n = min_int(tile, c->n_tokens - t);
+        for (int64_t col = 0; col < x->n_cols; col += PACK_COLS, piece++) {
+            if (piece % c->n_threads != c->thread) {
+                continue;
+            }
+            const int64_t n_cols = x->n_cols - col < PACK_COLS ? x->n_cols - col : PACK_COLS;
+            if (x->n_corrections > 0) {
+                pack_bytes_piece(c, x, t, n, col, n_cols);
+            } else {
+                k->pack_bfloats(c->op->x + t * x->n_cols + col, x->n_cols, n, n_cols,
+                                bfloats_at(x, t, n, col));
+            }
+        }
+    }
+    if (c->pool != NULL) {
+        sl_pool_barrier(c->pool);
+    }
+}
+
+/* Fetch part of what the panel of the next columns (or rows) needs. */
+struct fetch {
+    const char *at;
+    size_t row_bytes, bytes; /* of each row */
+    int n_rows;
+    int row;
+    size_t done; /* bytes of that row */
+};
+
+static void fetch_lines(struct fetch *f, int n_lines)
+{
+    for (int i = 0; i < n_lines && f->row < f->n_rows; i++) {
+        __builtin_prefetch(f->at + (size_t)f->row * f->row_bytes + f->done, 0, 2);
+        f->done += 64;
+        if (f->done >= f->bytes) {
+            f->done = 0;
+            f->row++;
+        }
+    }
+}
+
+static const char *weights_at(const struct sl_linear_call *c, const struct rows *rows, int64_t col)
+{
+    const struct sl_matrix *w = &c->op->part[rows->part].w;
+    return (const char *)w->data + (size_t)rows->first * sl_type_row_bytes(w->type, w->n_cols) +
+           sl_type_row_bytes(w->type, col);
+}
+
+/* Run a tile kernel with whole panel rows on rows that are fewer. */
+static void ragged_tile(sl_linear_tile_fn *tile, const void *panel, const void *x, int n_tokens,
+                        int n_steps, float *y, int64_t stride, int n_rows)
+{
+    _Alignas(64) float sums[SL_LINEAR_MAX_TILE_TOKENS][SL_LINEAR_MAX_PANEL_ROWS] = {{0}};
+    for (int t = 0; t < n_tokens; t++) {
+        memcpy(sums[t], y + t * stride, (size_t)n_rows * sizeof(float));
+    }
+    tile(panel, x, n_tokens, n_steps, sums[0], SL_LINEAR_MAX_PANEL_ROWS);
+    for (int t = 0; t < n_tokens; t++) {
+        memcpy(y + t * stride, sums[t], (size_t)n_rows * sizeof(float));
+    }
+}
+
+static void run_tile(sl_linear_tile_fn *tile, const void *panel, const void *x, int n_tokens,
+                     int n_steps, float *y, int64_t stride, int n_rows, int panel_rows)
+{
+    if (n_rows < panel_rows) {
+        ragged_tile(tile, panel, x, n_tokens, n_steps, y, stride, n_rows);
+    } else {
+        tile(panel, x, n_tokens, n_steps, y, stride);
+    }
+}
+
+/* Up to panel_rows rows by byte panels. */
+static void bytes_rows(const struct sl_linear_call *c, const struct packed_x *x,
+                       const struct rows *rows)
+{
+    const struct sl_linear_panel_kernels *k = c->kernels->panels;
+    const struct sl_matrix *w = &c->op->part[rows->part].w;
+    const struct sl_linear_panel_type *type = panel_type(c, rows->part);
+    struct sl_linear_panel *panel = &((union panels *)(void *)c->own)->bytes;
+    const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
+    const int correction = find_correction(x, type->correction);
+    const int n_tiles = (c->n_tokens + k->bytes_tokens - 1) / k->bytes_tokens;
+    float *y = c->op->part[rows->part].y + rows->first;
+    for (int64_t col = 0; col < x->n_cols; col += SL_LINEAR_BYTES_COLS) {
+        const int64_t next = col + SL_LINEAR_BYTES_COLS;
+        const int n_cols = (int)(x->n_cols < next ? x->n_cols - col : SL_LINEAR_BYTES_COLS);
+        type->build_bytes((const uint8_t *)weights_at(c, rows, col), row_bytes, rows->n, n_cols,
+                          panel);
+        struct fetch fetch = {.row_bytes = row_bytes,
+                              .bytes = sl_type_row_bytes(w->type, n_cols),
+                              .n_rows = rows->n,
+                              .at = weights_at(c, rows, next < x->n_cols ? next : 0)};
+        if (next >= x->n_cols) {
+            fetch.at += (size_t)rows->n * row_bytes; /* may lie past the end: fetches never fault */
+        }
+        const int lines = (int)((fetch.bytes + 63) / 64) * rows->n / n_tiles + 1;
+        for (int t = 0; t < c->n_tokens; t += k->bytes_tokens) {
+            const int n = min_int(k->bytes_tokens, c->n_tokens - t);
+            const struct sl_linear_tile tile = tile_at(x, correction, t, n, col);
+            fetch_lines(&fetch, lines);
+            run_tile(type->tile_bytes, panel, &tile, n, n_cols, y + t * w->n_rows, w->n_rows,
+                     rows->n, k->panel_rows);
+        }
+    }
+}
+
+/* Up to FLOAT_PANELS * panel_rows rows by float or bfloat panels. */
+static void floats_rows(const struct sl_linear_call *c, const struct packed_x *x,
+                        const struct rows *rows, bool bfloats)
+{
+    const struct sl_linear_panel_kernels *k = c->kernels->panels;
+    const struct sl_matrix *w = &c->op->part[rows->part].w;
+    union panels *own = (union panels *)(void *)c->own;
+    const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
+    const int range = SL_LINEAR_FLOATS_STEPS * (bfloats ? 2 : 1);
+    float *y = c->op->part[rows->part].y + rows->first;
+    for (int64_t col = 0; col < x->n_cols; col += range) {
+        const int n_cols = (int)(x->n_cols - col < range ? x->n_cols - col : range);
+        const int n_steps = bfloats ? (n_cols + 1) / 2 : n_cols;
+        for (int r = 0, p = 0; r < rows->n; r += k->panel_rows, p++) {
+            const char *data = weights_at(c, rows, 0) + (size_t)r * row_bytes;
+            const int n = min_int(k->panel_rows, rows->n - r);
+            (bfloats ? k->build_bfloats : k->build_floats)(w->type, data, row_bytes, n, col, n_cols,
+                                                           own->floats.panel[p], own->floats.rows);
+        }
+        for (int t = 0; t < c->n_tokens; t += k->floats_tokens) {
+            const int n = min_int(k->floats_tokens, c->n_tokens - t);
+            const void *tile = bfloats ? (void *)bfloats_at(x, t, n, col) : own->floats.tile;
+            for (int i = 0; !bfloats && i < n; i++) {
+                memcpy(own->floats.tile + i * SL_LINEAR_FLOATS_STRIDE,
+                       c->op->x + (t + i) * x->n_cols + col, (size_t)n_cols * sizeof(float));
+            }
+            for (int r = 0, p = 0; r < rows->n; r += k->panel_rows, p++) {
+                run_tile(bfloats ? k->tile_bfloats : k->tile_floats, own->floats.panel[p], tile, n,
+                         n_steps, y + t * w->n_rows + r, w->n_rows,
+                         min_int(k->panel_rows, rows->n - r), k->panel_rows);
+            }
+        }
+    }
+}
+
+/* The start value of the sums. */
+static void start_rows(const struct sl_linear_call *c, const struct rows *rows)
+{
+    const int64_t stride = c->op->part[rows->part].w.n_rows;
+    const float *bias = c->op->part[rows->part].bias;
+    for (int t = 0; t < c->n_tokens; t++) {
+        float *y = c->op->part[rows->part].y + t * stride + rows->first;
+        if (!c->op->accumulate) {
+            memset(y, 0, (size_t)rows->n * sizeof(float));
+        }
+        for (int r = 0; bias != NULL && r < rows->n; r++) {
+            y[r] += bias[rows->first + r];
+        }
+    }
+}
+
+static void run_part(const struct sl_linear_call *c, const struct packed_x *x, struct rows rows)
+{
+    start_rows(c, &rows);
+    const enum sl_linear_panel_kind kind = panel_kind(c, rows.part);
+    if (kind != SL_LINEAR_BYTES) {
+        floats_rows(c, x, &rows, kind == SL_LINEAR_BFLOATS);
+        return;
+    }
+    const int panel_rows = c->kernels->panels->panel_rows;
+    for (int r = 0; r < rows.n; r += panel_rows) {
+        const struct rows some = {rows.part, rows.first + r, min_int(panel_rows, rows.n - r)};
+        bytes_rows(c, x, &some);
+    }
+}
+
+static void activate(const struct sl_linear_call *c, struct rows rows)
+{
+    const int64_t stride = c->op->part[0].w.n_rows;
+    for (int t = 0; t < c->n_tokens; t++) {
+        float *gate = c->op->part[0].y + t * stride + rows.first;
+        const float *up = c->op->part[1].y + t * stride + rows.first;
+        c->kernels->activate(c->op->activation, gate, up, gate, rows.n);
+    }
+}
+
+void sl_linear_run_panels(const struct sl_linear_call *c)
+{
+    struct packed_x x = {.n_cols = c->op->part[0].w.n_cols};
+    layout_x(c, &x);
+    pack_x(c, &x);
+    const bool gated = c->op->activation != SL_ACT_NONE;
+    const int step = FLOAT_PANELS * c->kernels->panels->panel_rows;
+    for (int i = 0; i < (gated ? 1 : c->op->n_parts); i++) {
+        int64_t first, end;
+        sl_linear_share(c, i, c->kernels->panels->panel_rows, &first, &end);
+        for (int64_t row = first; row < end; row += step) {
+            const int n = (int)(end - row < step ? end - row : step);
+            run_part(c, &x, (struct rows){i, row, n});
+            if (gated) {
+                run_part(c, &x, (struct rows){1, row, n});
+                activate(c, (struct rows){0, row, n});
+            }
+        }
+    }
+}

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Byte panels: quantized rows unpacked to 8-bit levels, and their products with tiles of tokens
+ * packed to 8 bits. Included by one source file a level, after the unpacking of blocks.
+ *
+ * Panel, for each 4 columns one line of two vectors; a lane holds 4 columns of one row:
+ *
+ *   columns 0..3    | row 0 | row 1 | ... | row PANEL_ROWS - 1 |
+ *   columns 4..7    | row 0 | ...
+ *
+ * The products of 32 columns (16 for types with finer scales) are summed as integers, then scaled
+ * by the row's and the token's scale. An offset of the levels is a start value of the integer sum;
+ * a minimum adds minimum times scaled sum of the activations.
+ */
+#ifndef SL_CPU_X86_LINEAR_BYTES_TMPL_H
+#define SL_CPU_X86_LINEAR_BYTES_TMPL_H
+
+#include "cpu/linear_internal.h"
+
+#define PANEL_ROWS (2 * V_LANES)
+#define ROW_STRIDE SL_LINEAR_BYTES_COLS
+
+typedef struct group load_group_fn(const uint8_t *p, int n_blocks);
+typedef struct super load_super_fn(const uint8_t *p);
+
+/* panel->rows to panel->q, n_vectors of each row. In the layout of groups a vector holds the first
+ * or the second half of its blocks, otherwise the columns in order. */
+INLINE void transpose_rows(struct sl_linear_panel *panel, int n_vectors, bool groups)
+{
+    for (int half = 0; half < 2; half++) {
+        const uint8_t *src = panel->rows + half * V_LANES * ROW_STRIDE;
+        for (int c = 0; c < n_vectors; c++) {
+            vi columns[V_LANES];
+            transpose_32(src + c * V_BYTES, ROW_STRIDE, columns);
+            for (int i = 0; i < V_LANES; i++) {
+                const int step = groups ? c / 2 * 8 * GROUP_BLOCKS + i / 4 * 8 + c % 2 * 4 + i % 4
+                                        : c * V_LANES + i;
+                vi_store(panel->q + (2 * step + half) * V_BYTES, columns[i]);
+            }
+        }
+    }
+}
+
+/* Rows from n_rows on: no level matters where the scale is zero, but let none be indeterminate. */
+static void clear_rows(struct sl_linear_panel *panel, int n_rows)
+{
+    for (int r = n_rows; r < PANEL_ROWS; r++) {
+        memset(panel->rows + r * ROW_STRIDE, 0, ROW_STRIDE);
+        for (int i = 0; i < SL_LINEAR_BYTES_COLS / 16; i++) {
+            panel->d[i * PANEL_ROWS + r] = 0.0f;
+            panel->m[i * PANEL_ROWS + r] = 0.0f;
+        }
+    }
+}
+
+INLINE void build_groups(load_group_fn *load, size_t block_bytes, bool with_m, const uint8_t *w,
+                         size_t row_bytes, int n_rows, int n_cols, struct sl_linear_panel *panel)
+{
+    const int n_blocks = n_cols / 32;
+    const int n_groups = (n_blocks + GROUP_BLOCKS - 1) / GROUP_BLOCKS;
+    for (int r = 0; r < n_rows; r++) {
+        for (int g = 0; g < n_groups; g++) {
+            const uint8_t *p = w + (size_t)r * row_bytes + (size_t)(g * GROUP_BLOCKS) * block_bytes;
+            const int left = n_blocks - g * GROUP_BLOCKS;
+            const struct group v = left >= GROUP_BLOCKS ? load(p, GROUP_BLOCKS) : load(p, left);
+            uint8_t *row = panel->rows + r * ROW_STRIDE + g * 2 * V_BYTES;
+            float d[V_LANES], m[V_LANES];
+            vi_store(row, v.lo);
+            vi_store(row + V_BYTES, v.hi);
+            vf_store(d, v.d);
+            vf_store(m, v.m);
+            for (int b = 0; b < GROUP_BLOCKS; b++) {
+                const int at = (g * GROUP_BLOCKS + b) * PANEL_ROWS + r;
+                panel->d[at] = d[4 * b];
+                if (with_m) {
+                    panel->m[at] = m[4 * b];
+                }
+            }
+        }
+    }
+    clear_rows(panel, n_rows);
+    transpose_rows(panel, 2 * n_groups, true);
+}
+
+INLINE void build_supers(load_super_fn *load, size_t block_bytes, bool with_m, bool group16,
+                         const uint8_t *w, size_t row_bytes, int n_rows, int n_cols,
+                         struct sl_linear_panel *panel)
+{
+    const int n_vectors = 256 / V_BYTES;
+    const int step = group16 ? 1 : 2;
+    for (int r = 0; r < n_rows; r++) {
+        for (int b = 0; b < n_cols / 256; b++) {
+            const struct super v = load(w + (size_t)r * row_bytes + (size_t)b * block_bytes);
+            float d[16], m[16];
+            for (int i = 0; i < n_vectors; i++) {
+                vi_store(panel->rows + r * ROW_STRIDE + 256 * b + i * V_BYTES, v.q[i]);
+            }
+            memcpy(d, &v.s, sizeof(d));
+            memcpy(m, &v.m, sizeof(m));
+            for (int i = 0; i < 16; i += step) {
+                const int at = (16 * b + i) / step * PANEL_ROWS + r;
+                panel->d[at] = d[i];
+                if (with_m) {
+                    panel->m[at] = -m[i];
+                }
+            }
+        }
+    }
+    clear_rows(panel, n_rows);
+    transpose_rows(panel, n_cols / 256 * n_vectors, false);
+}
+
+INLINE vi four_bytes(const int8_t *x)
+{
+    int32_t four;
+    memcpy(&four, x, sizeof(four));
+    return vi_set1(four);
+}
+
+/* Integer products of n_steps times 4 columns. `add` is how many pairs of products may be added
+ * in 16 bits before they must be widened; it divides n_steps. */
+INLINE void int_products(vi sums[][2], const uint8_t *q, const int8_t *x, const int32_t *start,
+                         const int n_tokens, const int n_steps, const int add)
+{
+    for (int t = 0; t < n_tokens; t++) {
+        sums[t][0] = sums[t][1] = start != NULL ? vi_set1(start[t]) : vi_zero();
+    }
+#ifdef __AVX512VNNI__
+    (void)add;
+    for (int k = 0; k < n_steps; k++) {
+        const vi w0 = vi_load(q + 2 * k * V_BYTES);
+        const vi w1 = vi_load(q + (2 * k + 1) * V_BYTES);
+        for (int t = 0; t < n_tokens; t++) {
+            const vi four = four_bytes(x + 32 * t + 4 * k);
+            sums[t][0] = vi_dpbusd(sums[t][0], w0, four);
+            sums[t][1] = vi_dpbusd(sums[t][1], w1, four);
+        }
+    }
+#else
+    for (int k0 = 0; k0 < n_steps; k0 += add) {
+        vi pairs[SL_LINEAR_MAX_TILE_TOKENS][2];
+        for (int t = 0; t < n_tokens; t++) {
+            pairs[t][0] =
+                vi_maddubs(vi_load(q + 2 * k0 * V_BYTES), four_bytes(x + 32 * t + 4 * k0));
+            pairs[t][1] =
+                vi_maddubs(vi_load(q + (2 * k0 + 1) * V_BYTES), four_bytes(x + 32 * t + 4 * k0));
+        }
+        for (int k = k0 + 1; k < k0 + add; k++) {
+            const vi w0 = vi_load(q + 2 * k * V_BYTES);
+            const vi w1 = vi_load(q + (2 * k + 1) * V_BYTES);
+            for (int t = 0; t < n_tokens; t++) {
+                const vi four = four_bytes(x + 32 * t + 4 * k);
+                pairs[t][0] = vi_add16(pairs[t][0], vi_maddubs(w0, four));
+                pairs[t][1] = vi_add16(pairs[t][1], vi_maddubs(w1, four));
+            }
+        }
+        for (int t = 0; t < n_tokens; t++) {
+            sums[t][0] = vi_add(sums[t][0], vi_widen16(pairs[t][0]));
+            sums[t][1] = vi_add(sums[t][1], vi_widen16(pairs[t][1]));
+        }
+    }
+#endif
+}
+
+INLINE void tile_body(const struct sl_linear_panel *panel, const struct sl_linear_tile *x,
+                      const int n_tokens, int n_cols, float *y, int64_t stride, const bool with_m,
+                      const bool group16, const int add)
+{
+    const int per_block = group16 ? 2 : 1;
+    const int n_steps = 8 / per_block;
+    vf acc[SL_LINEAR_MAX_TILE_TOKENS][2];
+    for (int t = 0; t < n_tokens; t++) {
+        acc[t][0] = vf_load(y + t * stride);
+        acc[t][1] = vf_load(y + t * stride + V_LANES);
+    }
+    const uint8_t *q = panel->q;
+    const float *d = panel->d;
+    const float *m = panel->m;
+    const int8_t *xq = x->q;
+    const float *xd = x->d;
+    const int32_t *start = with_m ? NULL : x->sums;
+    const float *xs = with_m ? x->sums : NULL;
+    for (int block = 0; block < n_cols / 32; block++) {
+        for (int g = 0; g < per_block; g++) {
+            vi sums[SL_LINEAR_MAX_TILE_TOKENS][2];
+            int_products(sums, q, xq + 16 * g, start, n_tokens, n_steps, add);
+            for (int t = 0; t < n_tokens; t++) {
+                const vf s0 = vf_mul(vf_from_int(sums[t][0]), vf_load(d));
+                const vf s1 = vf_mul(vf_from_int(sums[t][1]), vf_load(d + V_LANES));
+                acc[t][0] = vf_fma(s0, vf_set1(xd[t]), acc[t][0]);
+                acc[t][1] = vf_fma(s1, vf_set1(xd[t]), acc[t][1]);
+                if (with_m) {
+                    acc[t][0] = vf_fma(vf_load(m), vf_set1(xs[t]), acc[t][0]);
+                    acc[t][1] = vf_fma(vf_load(m + V_LANES), vf_set1(xs[t]), acc[t][1]);
+                }
+            }
+            q += 2 * n_steps * V_BYTES;
+            d += PANEL_ROWS;
+            m += PANEL_ROWS;
+            start = with_m ? NULL : start + n_tokens;
+            xs = with_m ? xs + n_tokens : NULL;
+        }
+        xq += 32 * n_tokens;
+        xd += n_tokens;
+    }
+    for (int t = 0; t < n_tokens; t++) {
+        vf_store(y + t * stride, acc[t][0]);
+        vf_store(y + t * stride + V_LANES, acc[t][1]);
+    }
+}
+
+#define TILE_CASE(n, with_m, group16, add)                                                         \
+    case n:                                                                                        \
+        tile_body(panel, x, n, n_cols, y, stride, with_m, group16, add);                           \
+        break;
+#if BYTES_TOKENS == 6
+#define TILE_CASES(...)                                                                            \
+    TILE_CASE(1, __VA_ARGS__)                                                                      \
+    TILE_CASE(2, __VA_ARGS__)                                                                      \
+    TILE_CASE(3, __VA_ARGS__)                                                                      \
+    TILE_CASE(4, __VA_ARGS__) TILE_CASE(5, __VA_ARGS__) TILE_CASE(6, __VA_ARGS__)
+#else
+#define TILE_CASES(...)                                                                            \
+    TILE_CASE(1, __VA_ARGS__)                                                                      \
+    TILE_CASE(2, __VA_ARGS__) TILE_CASE(3, __VA_ARGS__) TILE_CASE(4, __VA_ARGS__)
+#endif
+
+#define TILE_FUNCTION(name, with_m, group16, add)                                                  \
+    static void name(const void *panel, const void *x, int n_tokens, int n_cols, float *y,         \
+                     int64_t stride)                                                               \
+    {                                                                                              \
+        switch (n_tokens) {                                                                        \
+            TILE_CASES(with_m, group16, add)                                                       \
+        }                                                                                          \
+    }
+
+/* Sums of `add` products of levels up to L with 127, in pairs, fit 16 bits: 2 * 127 * L * add. */
+#ifdef __AVX512VNNI__
+TILE_FUNCTION(tile_offset, false, false, 0)
+TILE_FUNCTION(tile_min, true, false, 0)
+TILE_FUNCTION(tile_offset16, false, true, 0)
+TILE_FUNCTION(tile_min16, true, true, 0)
+#define TILE_OFFSET_15 tile_offset
+#define TILE_OFFSET_31 tile_offset
+#define TILE_MIN_15 tile_min
+#define TILE_MIN_31 tile_min
+#define TILE_OFFSET16_7 tile_offset16
+#define TILE_OFFSET16_63 tile_offset16
+#define TILE_MIN16_3 tile_min16
+#else
+TILE_FUNCTION(tile_offset_15, false, false, 8)
+TILE_FUNCTION(tile_offset_31, false, false, 4)
+TILE_FUNCTION(tile_min_15, true, false, 8)
+TILE_FUNCTION(tile_min_31, true, false, 4)
+TILE_FUNCTION(tile_offset16_7, false, true, 4)
+TILE_FUNCTION(tile_offset16_63, false, true, 2)
+TILE_FUNCTION(tile_min16_3, true, true, 4)
+#define TILE_OFFSET_15 tile_offset_15
+#define TILE_OFFSET_31 tile_offset_31
+#define TILE_MIN_15 tile_min_15
+#define TILE_MIN_31 tile_min_31
+#define TILE_OFFSET16_7 tile_offset16_7
+#define TILE_OFFSET16_63 tile_offset16_63
+#define TILE_MIN16_3 tile_min16_3
+#endif
+
+#define BUILD_GROUPS(name, bytes, with_m)                                                          \
+    static void build_##name(const uint8_t *w, size_t row_bytes, int n_rows, int n_cols,           \
+                             struct sl_linear_panel *panel)                                        \
+    {                                                                                              \
+        build_groups(load_##name, bytes, with_m, w, row_bytes, n_rows, n_cols, panel);             \
+    }
+#define BUILD_SUPERS(name, bytes, with_m, group16)                                                 \
+    static void build_##name(const uint8_t *w, size_t row_bytes, int n_rows, int n_cols,           \
+                             struct sl_linear_panel *panel)                                        \
+    {                                                                                              \
+        build_supers(load_##name, bytes, with_m, group16, w, row_bytes, n_rows, n_cols, panel);    \
+    }
+BUILD_GROUPS(q4_0, 18, false)
+BUILD_GROUPS(q4_1, 20, true)
+BUILD_GROUPS(q5_0, 22, false)
+BUILD_GROUPS(q5_1, 24, true)
+BUILD_GROUPS(mxfp4, 17, false)
+BUILD_SUPERS(q2_k, 84, true, true)
+BUILD_SUPERS(q3_k, 110, false, true)
+BUILD_SUPERS(q4_k, 144, true, false)
+BUILD_SUPERS(q5_k, 176, true, false)
+BUILD_SUPERS(q6_k, 210, false, true)
+
+#define BYTES_ENTRY(offset, group16, name, tile)                                                   \
+    {                                                                                              \
+        SL_LINEAR_BYTES, {offset, group16}, build_##name, tile                                     \
+    }
+/* Entries of the types table of a level. */
+#define BYTES_ENTRIES                                                                              \
+    [SL_TYPE_Q4_0] = BYTES_ENTRY(8, false, q4_0, TILE_OFFSET_15),                                  \
+    [SL_TYPE_Q4_1] = BYTES_ENTRY(0, false, q4_1, TILE_MIN_15),                                     \
+    [SL_TYPE_Q5_0] = BYTES_ENTRY(16, false, q5_0, TILE_OFFSET_31),                                 \
+    [SL_TYPE_Q5_1] = BYTES_ENTRY(0, false, q5_1, TILE_MIN_31),                                     \
+    [SL_TYPE_MXFP4] = BYTES_ENTRY(12, false, mxfp4, TILE_OFFSET_31),                               \
+    [SL_TYPE_Q2_K] = BYTES_ENTRY(0, true, q2_k, TILE_MIN16_3),                                     \
+    [SL_TYPE_Q3_K] = BYTES_ENTRY(4, true, q3_k, TILE_OFFSET16_7),                                  \
+    [SL_TYPE_Q4_K] = BYTES_ENTRY(0, false, q4_k, TILE_MIN_15),                                     \
+    [SL_TYPE_Q5_K] = BYTES_ENTRY(0, false, q5_k, TILE_MIN_31),                                     \
+    [SL_TYPE_Q6_K] = BYTES_ENTRY(32, true, q6_k, TILE_OFFSET16_63)
+
+#ifdef __AVX512VNNI__
+/* Levels of all 8 bits overflow 16-bit sums, so these types need VNNI here. */
+BUILD_GROUPS(q8_0, 34, false)
+BUILD_GROUPS(iq4_nl, 18, false)
+BUILD_SUPERS(iq4_xs, 136, false, false)
+#define SIGNED_ENTRIES                                                                             \
+    [SL_TYPE_Q8_0] = BYTES_ENTRY(128, false, q8_0, tile_offset),                                   \
+    [SL_TYPE_IQ4_NL] = BYTES_ENTRY(128, false, iq4_nl, tile_offset),                               \
+    [SL_TYPE_IQ4_XS] = BYTES_ENTRY(128, false, iq4_xs, tile_offset)
+#endif
+
+#endif
