@@ -20,6 +20,7 @@ struct sl_chat {
     const char *preamble;    /* in front of every system message, and alone where there is none */
     const char *generation2; /* after the generation prompt */
     bool drops_reasoning;    /* answers before the last question lose all up to "</think>" */
+    bool drops_newlines;     /* and the newlines after it */
 };
 
 /* Text being built. The first failure stays and makes the rest do nothing. */
@@ -28,6 +29,7 @@ struct builder {
     char *text;
     size_t n;
     size_t max;
+    bool follows; /* the context holds text before this */
     bool failed;
 };
 
@@ -64,7 +66,7 @@ static void add_pattern(struct builder *b, const char *pattern)
             add_text(b, b->chat->eos);
         } else if (*pattern == SL_CHAT_BOS[0]) {
             /* The first one of all comes from the tokenizer. */
-            if (b->n > 0) {
+            if (b->n > 0 || b->follows) {
                 add_text(b, b->chat->bos);
             }
         } else {
@@ -116,10 +118,10 @@ static void trim(const char **text, size_t *length)
     }
 }
 
-static void add_content(struct builder *b, const char *content)
+static void add_content(struct builder *b, const char *content, bool trims)
 {
     size_t length = strlen(content);
-    if (b->chat->format->trims) {
+    if (trims) {
         trim(&content, &length);
     }
     add_bytes(b, content, length);
@@ -135,7 +137,7 @@ static void add_system(struct builder *b, const char *content)
     if (b->chat->format->system == SL_CHAT_SYSTEM_IN_USER) {
         add_text(b, content);
     } else {
-        add_content(b, content);
+        add_content(b, content, b->chat->format->trims);
     }
     add_pattern(b, b->chat->format->after_system);
 }
@@ -150,11 +152,11 @@ static void add_assistant(struct builder *b, const char *content, bool old)
         }
         if (end != NULL) {
             content = end + strlen("</think>");
-            content += strspn(content, "\n");
+            content += b->chat->drops_newlines ? strspn(content, "\n") : 0;
         }
     }
     add_pattern(b, f->before_assistant);
-    add_content(b, content);
+    add_content(b, content, f->trims || f->trims_answers);
     add_pattern(b, f->end_of_turn);
     add_pattern(b, f->after_assistant);
 }
@@ -174,7 +176,7 @@ static enum sluice_status add_message(struct builder *b, const struct sl_chat_me
         if (has_system && f->system == SL_CHAT_SYSTEM_IN_USER) {
             add_system(b, messages[index - 1].content);
         }
-        add_content(b, m->content);
+        add_content(b, m->content, f->trims);
         add_pattern(b, f->after_user);
     } else if (strcmp(m->role, "assistant") == 0) {
         add_assistant(b, m->content, index < last_user);
@@ -185,7 +187,7 @@ static enum sluice_status add_message(struct builder *b, const struct sl_chat_me
         add_pattern(b, f->before_other);
         add_text(b, m->role);
         add_pattern(b, f->after_other);
-        add_content(b, m->content);
+        add_content(b, m->content, f->trims);
         add_pattern(b, f->after_other_content);
     }
     return SLUICE_STATUS_OK;
@@ -212,7 +214,7 @@ enum sluice_status sl_chat_render_next(const struct sl_chat *chat,
     *out = NULL;
     *out_length = 0;
     SL_CHECK(n_done <= n, INVALID_ARGUMENT, err, "%zu of %zu messages are done", n_done, n);
-    struct builder b = {.chat = chat};
+    struct builder b = {.chat = chat, .follows = n_done > 0};
     add_bytes(&b, "", 0);
     if (n_done == 0) {
         add_opening(&b, messages, n);
@@ -352,6 +354,7 @@ static enum sluice_status read_details(struct sl_chat *chat, const char *templat
         chat->generation2 = "<think>\n";
     }
     chat->drops_reasoning = strstr(template, "</think>") != NULL;
+    chat->drops_newlines = strstr(template, "lstrip('\\n')") != NULL;
     return SLUICE_STATUS_OK;
 }
 
@@ -379,7 +382,7 @@ static enum sluice_status fill(struct sl_chat *chat, const struct sl_gguf *file,
     chat->bos = token_text(file, "tokenizer.ggml.bos_token_id", "<s>");
     chat->eos = token_text(file, "tokenizer.ggml.eos_token_id", "</s>");
     const char *end = chat->format->end_of_turn;
-    if (end[0] == SL_CHAT_EOS[0]) {
+    if (strchr(end, SL_CHAT_EOS[0]) != NULL) {
         end = chat->eos;
     }
     chat->end_of_turn = end != NULL ? sl_strdup(SL_MEM_TEXT, end) : NULL;

@@ -34,7 +34,8 @@ struct sl_chat_format {
     const char *before_system, *after_system;
     /* Other roles: before_other role after_other content after_other_content; NULL: none. */
     const char *before_other, *after_other, *after_other_content;
-    bool trims; /* white space around messages goes */
+    bool trims;         /* white space around messages goes */
+    bool trims_answers; /* around the model's alone */
 };
 
 extern const struct sl_chat_format SL_CHAT_FORMATS[];
