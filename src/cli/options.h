@@ -37,6 +37,7 @@ enum sl_option_group {
     SL_GROUP_SAMPLING,
     SL_GROUP_PLACEMENT,
     SL_GROUP_OUTPUT,
+    SL_GROUP_BENCH,
     SL_GROUP_SYNTH,
     SL_N_GROUPS,
 };

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `sluice bench`: prompt and generation speed at depths and budgets, as a table or as rows for
+ * bench/results (see docs/performance.md for their fields). Every figure stands beside what the
+ * planner predicted and the share of the machine's limit that was reached.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/mem.h"
+#include "cli/engine.h"
+#include "cli/json.h"
+#include "cli/progress.h"
+
+#define MAX_VALUES 32
+#define MAX_REPEATS 100
+
+/* Numbers of a list option. */
+struct values {
+    int32_t v[MAX_VALUES];
+    int n;
+};
+
+enum metric { METRIC_PREFILL, METRIC_DECODE };
+
+struct row {
+    enum metric metric;
+    int64_t budget_mib; /* -1: no limit given */
+    int32_t n_prompt, n_generated, depth;
+    int32_t n_ubatch;
+    double value, spread, predicted, limit_fraction;
+    double peak_mib;
+};
+
+struct bench {
+    const struct sl_options *options;
+    struct sl_engine e;
+    struct values prompts, generated, depths;
+    int repeats;
+    int32_t *tokens;
+    struct row *rows;
+    int n_rows, room;
+    struct sl_progress progress;
+    int n_done, n_total;
+};
+
+static enum sluice_status parse_values(const char *text, const char *name, struct values *out,
+                                       struct sluice_error *err)
+{
+    out->n = 0;
+    for (const char *at = text;;) {
+        char *end = NULL;
+        const long value = strtol(at, &end, 10);
+        SL_CHECK(end != at && value >= 0 && value <= (1 << 24) && (*end == ',' || *end == '\0') &&
+                     out->n < MAX_VALUES,
+                 INVALID_ARGUMENT, err, "%s %s: give up to %d numbers, as in 128,512", name, text,
+                 MAX_VALUES);
+        out->v[out->n++] = (int32_t)value;
+        if (*end == '\0') {
+            return SLUICE_STATUS_OK;
+        }
+        at = end + 1;
+    }
+}
+
+static int32_t most_of(const struct values *v)
+{
+    int32_t most = 0;
+    for (int i = 0; i < v->n; i++) {
+        most = v->v[i] > most ? v->v[i] : most;
+    }
+    return most;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static enum sluice_status eval_depth(struct bench *b, int32_t depth, struct sluice_error *err)
+{
+    sl_context_truncate(b->e.ctx, 0);
+    return depth > 0 ? sl_context_eval(b->e.ctx, b->tokens, depth, 0, NULL, err) : SLUICE_STATUS_OK;
+}
+
+/* Time one test once, from a cache of `depth` tokens. */
+static enum sluice_status time_once(struct bench *b, enum metric metric, int32_t n, int32_t depth,
+                                    uint64_t *ns, struct sluice_error *err)
+{
+    sl_context_truncate(b->e.ctx, depth);
+    const uint64_t start = sl_clock_now_ns();
+    if (metric == METRIC_PREFILL) {
+        SL_TRY(sl_context_eval(b->e.ctx, b->tokens + depth, n, 1, NULL, err));
+    } else {
+        for (int32_t i = 0; i < n; i++) {
+            SL_TRY(sl_context_eval(b->e.ctx, b->tokens + depth + i, 1, 1, NULL, err));
+        }
+    }
+    *ns = sl_clock_now_ns() - start;
+    return SLUICE_STATUS_OK;
+}
+
+/* What no schedule of this plan could beat, for n tokens. */
+static double limit_ns(const struct sl_plan *plan, enum metric metric, int32_t n)
+{
+    if (metric == METRIC_DECODE) {
+        return n * plan->tiers[0].limit_ns;
+    }
+    double ns = 0;
+    for (int32_t left = n; left > 0;) {
+        const int32_t m = left < plan->n_ubatch ? left : plan->n_ubatch;
+        const struct sl_tier_plan *const tier = &plan->tiers[sl_plan_tier(plan, m)];
+        ns += tier->limit_ns * m / tier->n_tokens;
+        left -= m;
+    }
+    return ns;
+}
+
+static enum sluice_status run_test(struct bench *b, enum metric metric, int32_t n, int32_t depth,
+                                   int64_t budget_mib, struct sluice_error *err)
+{
+    double ns[MAX_REPEATS];
+    uint64_t once = 0;
+    SL_TRY(eval_depth(b, depth, err));
+    SL_TRY(time_once(b, metric, metric == METRIC_DECODE && n > 4 ? 4 : n, depth, &once, err));
+    for (int r = 0; r < b->repeats; r++) {
+        SL_TRY(time_once(b, metric, n, depth, &once, err));
+        ns[r] = (double)once;
+    }
+    qsort(ns, (size_t)b->repeats, sizeof *ns, compare_doubles);
+    const double median = ns[b->repeats / 2];
+    const struct sl_plan *const plan = sl_context_plan(b->e.ctx);
+    struct sl_context_stats stats;
+    sl_context_get_stats(b->e.ctx, &stats);
+    b->rows[b->n_rows++] = (struct row){
+        .metric = metric,
+        .budget_mib = budget_mib,
+        .n_prompt = metric == METRIC_PREFILL ? n : 0,
+        .n_generated = metric == METRIC_DECODE ? n : 0,
+        .depth = depth,
+        .n_ubatch = plan->n_ubatch,
+        .value = 1e9 * n / median,
+        .spread = (ns[b->repeats - 1] - ns[0]) / median,
+        .predicted = metric == METRIC_DECODE ? sl_plan_tps(plan)
+                                             : 1e9 * n / sl_plan_ttft_ns(plan, n),
+        .limit_fraction = limit_ns(plan, metric, n) / median,
+        .peak_mib = (double)stats.arena_bytes / 1048576.0};
+    sl_progress_update(&b->progress, (uint64_t)++b->n_done, (uint64_t)b->n_total);
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status run_budget(struct bench *b, const char *text, struct sluice_error *err)
+{
+    struct sl_budget budget;
+    struct sl_plan_options plan = sl_engine_plan_options(&b->e, b->options);
+    SL_TRY(sl_budget_parse(text, &budget, err));
+    SL_TRY(sl_engine_resolve_budget(&budget, false, &b->e.info, &plan.budget_bytes, err));
+    plan.depth = most_of(&b->depths) + most_of(&b->generated) / 2;
+    plan.depth = plan.depth > 0 ? plan.depth : 1;
+    SL_TRY(sl_engine_create_context(&b->e, &plan, err));
+    const int64_t mib = budget.kind == SL_BUDGET_AUTO ? -1 : (int64_t)(plan.budget_bytes >> 20);
+    for (int d = 0; d < b->depths.n; d++) {
+        for (int i = 0; i < b->prompts.n; i++) {
+            if (b->prompts.v[i] > 0) {
+                SL_TRY(run_test(b, METRIC_PREFILL, b->prompts.v[i], b->depths.v[d], mib, err));
+            }
+        }
+        for (int i = 0; i < b->generated.n; i++) {
+            if (b->generated.v[i] > 0) {
+                SL_TRY(run_test(b, METRIC_DECODE, b->generated.v[i], b->depths.v[d], mib, err));
+            }
+        }
+    }
+    return SLUICE_STATUS_OK;
+}
+
+static const char *metric_name(const struct row *r)
+{
+    return r->metric == METRIC_PREFILL ? "prefill_tps" : "decode_tps";
+}
+
+static const char *model_name(const struct bench *b)
+{
+    const char *const path = sl_gguf_path(b->e.model->file, 0);
+    const char *const slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static const char *device_name(const struct bench *b)
+{
+    return b->e.info.kind == SL_DEVICE_CUDA ? "cuda" : b->e.info.kind == SL_DEVICE_SIM ? "sim" : "cpu";
+}
+
+static void budget_text(const struct row *r, char *out, size_t room)
+{
+    if (r->budget_mib < 0) {
+        snprintf(out, room, "auto");
+    } else {
+        snprintf(out, room, "%lld MiB", (long long)r->budget_mib);
+    }
+}
+
+static void print_markdown(const struct bench *b)
+{
+    printf("%s, %s, %d threads\n\n", model_name(b),
+           b->e.device ? b->e.info.name : sl_cpu_name(), b->e.n_threads);
+    printf("| budget | test | tokens/s | spread | predicted | of the limit | peak VRAM MiB |\n");
+    printf("| ---: | --- | ---: | ---: | ---: | ---: | ---: |\n");
+    for (int i = 0; i < b->n_rows; i++) {
+        const struct row *const r = &b->rows[i];
+        char budget[32], test[64];
+        budget_text(r, budget, sizeof budget);
+        snprintf(test, sizeof test, "%s %d%s", r->metric == METRIC_PREFILL ? "prompt" : "generate",
+                 r->metric == METRIC_PREFILL ? r->n_prompt : r->n_generated, "");
+        printf("| %s | %s at %d | %.2f | %.1f%% | %.2f | %.0f%% | %.1f |\n", budget, test, r->depth,
+               r->value, 100 * r->spread, r->predicted, 100 * r->limit_fraction, r->peak_mib);
+    }
+}
+
+static void print_csv(const struct bench *b)
+{
+    printf("model,device,threads,budget_mib,metric,prompt_tokens,generated_tokens,depth,ubatch,"
+           "value,spread,predicted,limit_fraction,peak_vram_mib\n");
+    for (int i = 0; i < b->n_rows; i++) {
+        const struct row *const r = &b->rows[i];
+        printf("%s,%s,%d,%lld,%s,%d,%d,%d,%d,%.4f,%.4f,%.4f,%.4f,%.2f\n", model_name(b),
+               device_name(b), b->e.n_threads, (long long)r->budget_mib, metric_name(r),
+               r->n_prompt, r->n_generated, r->depth, r->n_ubatch, r->value, r->spread,
+               r->predicted, r->limit_fraction, r->peak_mib);
+    }
+}
+
+static enum sluice_status print_json(const struct bench *b, struct sluice_error *err)
+{
+    char date[16], command[512], host[128] = "";
+    const time_t now = time(NULL);
+    struct tm tm;
+    strftime(date, sizeof date, "%Y-%m-%d", gmtime_r(&now, &tm));
+    snprintf(host, sizeof host, "%s%s%s", sl_cpu_name(), b->e.device ? " + " : "",
+             b->e.device ? b->e.info.name : "");
+    snprintf(command, sizeof command, "sluice bench -m %s -t %d -r %d", model_name(b),
+             b->e.n_threads, b->repeats);
+    struct sl_json json;
+    sl_json_init(&json);
+    cJSON *const rows = sl_json_array(&json, json.root, "rows");
+    for (int i = 0; i < b->n_rows; i++) {
+        const struct row *const r = &b->rows[i];
+        cJSON *const o = sl_json_object(&json, rows, NULL);
+        sl_json_string(&json, o, "date", date);
+        sl_json_string(&json, o, "commit", SLUICE_COMMIT);
+        sl_json_string(&json, o, "machine", host);
+        sl_json_string(&json, o, "device", device_name(b));
+        sl_json_string(&json, o, "command", command);
+        sl_json_string(&json, o, "model", model_name(b));
+        if (r->budget_mib >= 0) {
+            sl_json_i64(&json, o, "budget_mib", r->budget_mib);
+        }
+        sl_json_i64(&json, o, "prompt_tokens", r->n_prompt);
+        sl_json_i64(&json, o, "generated_tokens", r->n_generated);
+        sl_json_i64(&json, o, "depth", r->depth);
+        sl_json_i64(&json, o, "ubatch", r->n_ubatch);
+        sl_json_i64(&json, o, "batch", 1);
+        sl_json_i64(&json, o, "threads", b->e.n_threads);
+        sl_json_string(&json, o, "metric", metric_name(r));
+        sl_json_number(&json, o, "value", r->value);
+        sl_json_string(&json, o, "unit", "tokens/s");
+        sl_json_i64(&json, o, "runs", b->repeats);
+        sl_json_number(&json, o, "spread", r->spread);
+        sl_json_number(&json, o, "predicted", r->predicted);
+        sl_json_number(&json, o, "limit_fraction", r->limit_fraction);
+        sl_json_number(&json, o, "peak_vram_mib", r->peak_mib);
+    }
+    return sl_json_print(stdout, &json, err);
+}
+
+static enum sluice_status print_rows(const struct bench *b, struct sluice_error *err)
+{
+    const char *const format = sl_options_text(b->options, SL_OPT_BENCH_OUTPUT);
+    if (sl_options_flag(b->options, SL_OPT_JSON) || strcmp(format, "json") == 0) {
+        return print_json(b, err);
+    }
+    if (strcmp(format, "csv") == 0) {
+        print_csv(b);
+    } else {
+        print_markdown(b);
+    }
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status parse_options(struct bench *b, struct sluice_error *err)
+{
+    const struct sl_options *const o = b->options;
+    SL_TRY(parse_values(sl_options_text(o, SL_OPT_BENCH_PROMPT), "--n-prompt", &b->prompts, err));
+    SL_TRY(parse_values(sl_options_text(o, SL_OPT_BENCH_GENERATE), "--n-gen", &b->generated, err));
+    SL_TRY(parse_values(sl_options_text(o, SL_OPT_BENCH_DEPTH), "--n-depth", &b->depths, err));
+    b->repeats = (int)sl_options_int(o, SL_OPT_BENCH_REPEATS);
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status run_all(struct bench *b, const char *budgets, struct sluice_error *err)
+{
+    char *const list = sl_strdup(SL_MEM_CLI, budgets);
+    SL_CHECK(list, OUT_OF_MEMORY, err, "no memory for the benchmark");
+    int n_budgets = 1;
+    for (const char *c = list; *c; c++) {
+        n_budgets += *c == ',';
+    }
+    b->n_total = n_budgets * b->depths.n * (b->prompts.n + b->generated.n);
+    b->rows = sl_calloc(SL_MEM_CLI, (size_t)b->n_total, sizeof *b->rows);
+    enum sluice_status status =
+        b->rows ? SLUICE_STATUS_OK
+                : sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for the benchmark");
+    sl_progress_start(&b->progress, "bench", false);
+    char *rest = NULL;
+    for (char *one = strtok_r(list, ",", &rest); one && status == SLUICE_STATUS_OK;
+         one = strtok_r(NULL, ",", &rest)) {
+        status = run_budget(b, one, err);
+    }
+    sl_progress_finish(&b->progress);
+    sl_free(list);
+    return status;
+}
+
+enum sluice_status sl_cmd_bench(const struct sl_options *options, struct sluice_error *err)
+{
+    struct bench b = {.options = options};
+    SL_TRY(parse_options(&b, err));
+    const int32_t longest = most_of(&b.prompts) > most_of(&b.generated) ? most_of(&b.prompts)
+                                                                        : most_of(&b.generated);
+    const int32_t n_ctx = most_of(&b.depths) + longest;
+    SL_CHECK(n_ctx > 0, INVALID_ARGUMENT, err, "nothing to measure: --n-prompt and --n-gen are 0");
+    enum sluice_status status = sl_engine_open(&b.e, options, n_ctx, err);
+    if (status == SLUICE_STATUS_OK) {
+        b.tokens = sl_calloc(SL_MEM_CLI, (size_t)n_ctx, sizeof *b.tokens);
+        status = b.tokens ? SLUICE_STATUS_OK
+                          : sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for tokens");
+    }
+    uint32_t state = 12345;
+    for (int32_t i = 0; status == SLUICE_STATUS_OK && i < n_ctx; i++) {
+        state = state * 1664525u + 1013904223u;
+        b.tokens[i] = (int32_t)((state >> 8) % b.e.model->hp.n_vocab);
+    }
+    if (status == SLUICE_STATUS_OK) {
+        status = run_all(&b, sl_options_text(options, SL_OPT_BENCH_VRAM), err);
+    }
+    if (status == SLUICE_STATUS_OK) {
+        status = print_rows(&b, err);
+    }
+    sl_free(b.rows);
+    sl_free(b.tokens);
+    sl_engine_close(&b.e);
+    return status;
+}

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `sluice plan`: where every shard goes, the VRAM map, and what to expect, without loading weights.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "base/error.h"
+#include "base/mem.h"
+#include "cli/engine.h"
+
+#define PROMPT_TOKENS 1024 /* of the TTFT shown */
+#define MIB 1048576.0
+
+static const char *const place_names[] = {"host", "streamed", "resident"};
+
+/* "0-12,14" of the layers whose shard of a kind is placed so; "-" when none is. */
+static void layer_list(const struct sl_plan *plan, const struct sl_model *model,
+                       const struct sl_tier_plan *tier, enum sl_shard_kind kind,
+                       enum sl_placement place, char *out, size_t room)
+{
+    size_t used = 0;
+    int32_t from = -1;
+    snprintf(out, room, "-");
+    for (int32_t i = 0; i <= plan->n_shards; i++) {
+        const struct sl_shard *const shard = i < plan->n_shards ? &model->shards[i] : NULL;
+        if (shard && shard->kind != kind) {
+            continue;
+        }
+        const bool in = shard && tier->placement[i] == place;
+        const int32_t layer = shard ? (int32_t)shard->layer : (int32_t)model->hp.n_layers;
+        if (in && from < 0) {
+            from = layer;
+        } else if (!in && from >= 0) {
+            const char *const comma = used > 0 ? "," : "";
+            const int n = layer - 1 > from
+                              ? snprintf(out + used, room - used, "%s%d-%d", comma, from, layer - 1)
+                              : snprintf(out + used, room - used, "%s%d", comma, from);
+            used += n > 0 && (size_t)n < room - used ? (size_t)n : 0;
+            from = -1;
+        }
+    }
+}
+
+static void print_tier(const struct sl_plan *plan, const struct sl_model *model, int32_t t)
+{
+    const struct sl_tier_plan *const tier = &plan->tiers[t];
+    const double ns = tier->predicted.pass_ns;
+    printf("\ntier %d: %.3g ms a pass, %.4g tokens/s, %.0f%% of the limit; busy: GPU %.0f%%, copy "
+           "%.0f%%, CPU %.0f%%\n",
+           tier->n_tokens, ns / 1e6, 1e9 * tier->n_tokens / ns, 100 * tier->limit_ns / ns,
+           100 * tier->predicted.gpu_busy_ns / ns, 100 * tier->predicted.copy_busy_ns / ns,
+           100 * tier->predicted.cpu_busy_ns / ns);
+    static const char *const kinds[] = {"attention", "ffn"};
+    char text[512];
+    for (int kind = SL_SHARD_ATTENTION; kind <= SL_SHARD_FFN; kind++) {
+        printf("  %-10s", kinds[kind]);
+        for (int place = SL_PLACE_RESIDENT; place >= SL_PLACE_HOST; place--) {
+            layer_list(plan, model, tier, (enum sl_shard_kind)kind, (enum sl_placement)place, text,
+                       sizeof text);
+            printf(" %s %s%s", place_names[place], text, place > 0 ? ";" : "\n");
+        }
+    }
+    printf("  %-10s %s\n", "head", place_names[tier->placement[plan->n_shards - 1]]);
+}
+
+static void print_map(const struct sl_plan *plan)
+{
+    printf("\nVRAM map, bytes (one arena of %zu)\n", plan->arena_bytes);
+    printf("  %14zu %14zu  constants\n", plan->consts_offset, plan->kv_offset - plan->consts_offset);
+    printf("  %14zu %14zu  KV cache of %d layers\n", plan->kv_offset,
+           plan->resident_base - plan->kv_offset, plan->n_kv_layers);
+    for (int32_t t = 0; t < plan->n_tiers; t++) {
+        const struct sl_tier_plan *const tier = &plan->tiers[t];
+        if (!tier->uses_device) {
+            continue;
+        }
+        size_t end = plan->resident_base;
+        if (tier->n_resident > 0) {
+            const int32_t next =
+                tier->n_resident < plan->n_resident_order ? tier->n_resident : -1;
+            end = next >= 0 ? plan->resident_offset[plan->resident_order[next]] : tier->ring_offset;
+        }
+        printf("  tier %-5d resident %zu..%zu, ring %zu..%zu, activations %zu..%zu\n",
+               tier->n_tokens, plan->resident_base, end, tier->ring_offset, tier->hidden_offset,
+               tier->hidden_offset, tier->end_offset);
+    }
+}
+
+static void print_text(const struct sl_engine *e, const struct sl_plan *plan)
+{
+    printf("model    %s, %.2f GiB of weights\n", sl_gguf_path(e->model->file, 0),
+           (double)e->model->weight_bytes / 1073741824.0);
+    printf("device   %s\n", e->profile.kind == SL_DEVICE_NONE ? "CPU only" : e->profile.gpu);
+    printf("budget   %.1f MiB of VRAM, context %d tokens, micro-batch %d, strategy %s\n",
+           (double)plan->options.budget_bytes / MIB, plan->options.n_ctx, plan->n_ubatch,
+           sl_strategy_name(plan->options.strategy));
+    if (plan->smallest_budget_bytes > 0) {
+        printf("needs    %.1f MiB at least for the GPU to be of use\n",
+               (double)plan->smallest_budget_bytes / MIB);
+    }
+    printf("expect   TTFT %.3f s for %d tokens, %.2f tokens/s at a depth of %d\n",
+           sl_plan_ttft_ns(plan, PROMPT_TOKENS) / 1e9, PROMPT_TOKENS, sl_plan_tps(plan),
+           plan->depth);
+    for (int32_t t = 0; t < plan->n_tiers; t++) {
+        print_tier(plan, e->model, t);
+    }
+    if (plan->arena_bytes > 0) {
+        print_map(plan);
+    }
+}
+
+static cJSON *tier_json(const struct sl_plan *plan, const struct sl_model *model, int32_t t)
+{
+    const struct sl_tier_plan *const tier = &plan->tiers[t];
+    cJSON *const out = cJSON_CreateObject();
+    cJSON_AddNumberToObject(out, "tokens", tier->n_tokens);
+    cJSON_AddNumberToObject(out, "predicted_ms", tier->predicted.pass_ns / 1e6);
+    cJSON_AddNumberToObject(out, "limit_ms", tier->limit_ns / 1e6);
+    cJSON_AddNumberToObject(out, "ring_offset", (double)tier->ring_offset);
+    cJSON_AddNumberToObject(out, "ring_bytes", (double)tier->ring_bytes);
+    cJSON_AddNumberToObject(out, "activations_offset", (double)tier->hidden_offset);
+    cJSON_AddNumberToObject(out, "end_offset", (double)tier->end_offset);
+    cJSON *const shards = cJSON_AddArrayToObject(out, "shards");
+    static const char *const kinds[] = {"attention", "ffn", "head"};
+    for (int32_t i = 0; i < plan->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        cJSON *const item = cJSON_CreateObject();
+        cJSON_AddStringToObject(item, "kind", kinds[shard->kind]);
+        cJSON_AddNumberToObject(item, "layer", shard->layer);
+        cJSON_AddNumberToObject(item, "bytes", (double)shard->bytes);
+        cJSON_AddStringToObject(item, "placement", place_names[tier->placement[i]]);
+        if (tier->placement[i] == SL_PLACE_RESIDENT) {
+            cJSON_AddNumberToObject(item, "offset", (double)plan->resident_offset[i]);
+        }
+        cJSON_AddItemToArray(shards, item);
+    }
+    return out;
+}
+
+static void print_json(const struct sl_engine *e, const struct sl_plan *plan)
+{
+    cJSON *const root = cJSON_CreateObject();
+    cJSON_AddStringToObject(root, "model", sl_gguf_path(e->model->file, 0));
+    cJSON_AddNumberToObject(root, "weight_bytes", (double)e->model->weight_bytes);
+    cJSON_AddStringToObject(root, "device", e->profile.kind == SL_DEVICE_NONE ? "CPU"
+                                                                               : e->profile.gpu);
+    cJSON_AddNumberToObject(root, "budget_bytes", (double)plan->options.budget_bytes);
+    cJSON_AddNumberToObject(root, "smallest_budget_bytes", (double)plan->smallest_budget_bytes);
+    cJSON_AddStringToObject(root, "strategy", sl_strategy_name(plan->options.strategy));
+    cJSON_AddNumberToObject(root, "n_ctx", plan->options.n_ctx);
+    cJSON_AddNumberToObject(root, "n_ubatch", plan->n_ubatch);
+    cJSON_AddNumberToObject(root, "predicted_ttft_ms", sl_plan_ttft_ns(plan, PROMPT_TOKENS) / 1e6);
+    cJSON_AddNumberToObject(root, "predicted_ttft_prompt_tokens", PROMPT_TOKENS);
+    cJSON_AddNumberToObject(root, "predicted_tps", sl_plan_tps(plan));
+    cJSON_AddNumberToObject(root, "arena_bytes", (double)plan->arena_bytes);
+    cJSON_AddNumberToObject(root, "kv_offset", (double)plan->kv_offset);
+    cJSON_AddNumberToObject(root, "kv_layers_in_vram", plan->n_kv_layers);
+    cJSON_AddNumberToObject(root, "kv_layer_bytes", (double)plan->kv_layer_bytes);
+    cJSON_AddNumberToObject(root, "resident_offset", (double)plan->resident_base);
+    cJSON *const tiers = cJSON_AddArrayToObject(root, "tiers");
+    for (int32_t t = 0; t < plan->n_tiers; t++) {
+        cJSON_AddItemToArray(tiers, tier_json(plan, e->model, t));
+    }
+    char *const text = cJSON_Print(root);
+    printf("%s\n", text ? text : "{}");
+    cJSON_free(text);
+    cJSON_Delete(root);
+}
+
+enum sluice_status sl_cmd_plan(const struct sl_options *options, struct sluice_error *err)
+{
+    struct sl_engine e;
+    struct sl_plan *plan = NULL;
+    enum sluice_status status = sl_engine_open(&e, options, 0, err);
+    if (status == SLUICE_STATUS_OK) {
+        const struct sl_plan_options o = sl_engine_plan_options(&e, options);
+        status = sl_plan_create(&plan, e.model, &e.profile, &o, err);
+    }
+    if (status == SLUICE_STATUS_OK && sl_options_flag(options, SL_OPT_JSON)) {
+        print_json(&e, plan);
+    } else if (status == SLUICE_STATUS_OK) {
+        print_text(&e, plan);
+    }
+    sl_plan_destroy(&plan);
+    sl_engine_close(&e);
+    return status;
+}
