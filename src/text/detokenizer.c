@@ -116,20 +116,23 @@ int sl_detokenizer_stopped(const struct sl_detokenizer *detokenizer)
     return detokenizer->stopped;
 }
 
-/* Where the first stop string in the held bytes starts, or n_held. Of those that start there, the
- * first in the list counts. */
-static size_t find_stop(struct sl_detokenizer *d)
+/* Where the stop string in the held bytes starts that is complete first (of several that end there,
+ * the longest), or n_held. Going by ends makes the result the same however the text is cut into
+ * tokens. Only ends after the first `n_old` bytes are new. */
+static size_t find_stop(struct sl_detokenizer *d, size_t n_old)
 {
-    for (size_t at = 0; at < d->n_held; at++) {
+    size_t start = d->n_held;
+    for (size_t end = n_old + 1; end <= d->n_held && d->stopped < 0; end++) {
         for (size_t i = 0; i < d->n_stop; i++) {
-            if (d->stop_bytes[i] <= d->n_held - at &&
-                memcmp(d->held + at, d->stop[i], d->stop_bytes[i]) == 0) {
+            const size_t bytes = d->stop_bytes[i];
+            if (bytes <= end && (d->stopped < 0 || end - bytes < start) &&
+                memcmp(d->held + end - bytes, d->stop[i], bytes) == 0) {
                 d->stopped = (int)i;
-                return at;
+                start = end - bytes;
             }
         }
     }
-    return d->n_held;
+    return start;
 }
 
 /* How many bytes at the end of the held ones a stop string could begin with. */
@@ -170,10 +173,11 @@ const char *sl_detokenizer_push(struct sl_detokenizer *detokenizer, int32_t toke
         n--;
     }
     d->at_start = false;
-    memcpy(d->held + d->n_held, piece, n);
-    d->n_held += n;
+    const size_t n_old = d->n_held;
+    memcpy(d->held + n_old, piece, n);
+    d->n_held = n_old + n;
 
-    size_t ready = find_stop(d);
+    size_t ready = find_stop(d, n_old);
     if (d->stopped >= 0) {
         const char *text = release(d, ready, length);
         d->n_held = 0;

@@ -20,9 +20,10 @@
 struct sl_detokenizer;
 
 struct sl_detokenizer_options {
-    bool special;            /* print control tokens as their text; else they print nothing */
-    bool strip_first_space;  /* drop one blank at the very start (SentencePiece adds it) */
-    const char *const *stop; /* stop strings: text ends before the first one; copied */
+    bool special;           /* print control tokens as their text; else they print nothing */
+    bool strip_first_space; /* drop one blank at the very start (SentencePiece adds it) */
+    /* Stop strings: text ends before the one that is complete first. Copied. */
+    const char *const *stop;
     size_t n_stop;
 };
 
