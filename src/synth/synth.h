@@ -3,7 +3,7 @@
  * Synthetic models: random weights in the shapes of real models, with a vocabulary that works,
  * written at disk speed. For benchmarks of models one does not have, and for tests. Weights are
  * scaled so that activations stay near 1 at any depth. The same shape, type and seed give the same
- * file on every machine and at every thread count.
+ * file at every thread count.
  */
 #ifndef SL_SYNTH_SYNTH_H
 #define SL_SYNTH_SYNTH_H

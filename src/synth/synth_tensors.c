@@ -197,8 +197,10 @@ enum sluice_status sl_synth_tensors_init(struct sl_synth_tensors *list,
     struct sl_synth_tensor *norm = add(list, "output_norm.weight");
     if (norm != NULL) {
         norm->dims[0] = shape->n_embd;
-        norm->mean = 1;
-        norm->spread = VECTOR_SPREAD;
+        /* With an output matrix that is the embedding a token would mostly predict itself; random
+         * signs take that away. */
+        norm->mean = shape->tied ? 0 : 1;
+        norm->spread = shape->tied ? 1 : VECTOR_SPREAD;
     }
     if (!shape->tied) {
         add_vocab_matrix(&l, "output.weight", ROLE_OUTPUT, OUTPUT_GAIN);
