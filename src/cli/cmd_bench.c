@@ -138,19 +138,19 @@ static enum sluice_status run_test(struct bench *b, enum metric metric, int32_t 
     const struct sl_plan *const plan = sl_context_plan(b->e.ctx);
     struct sl_context_stats stats;
     sl_context_get_stats(b->e.ctx, &stats);
-    b->rows[b->n_rows++] = (struct row){
-        .metric = metric,
-        .budget_mib = budget_mib,
-        .n_prompt = metric == METRIC_PREFILL ? n : 0,
-        .n_generated = metric == METRIC_DECODE ? n : 0,
-        .depth = depth,
-        .n_ubatch = plan->n_ubatch,
-        .value = 1e9 * n / median,
-        .spread = (ns[b->repeats - 1] - ns[0]) / median,
-        .predicted = metric == METRIC_DECODE ? sl_plan_tps(plan)
-                                             : 1e9 * n / sl_plan_ttft_ns(plan, n),
-        .limit_fraction = limit_ns(plan, metric, n) / median,
-        .peak_mib = (double)stats.arena_bytes / 1048576.0};
+    b->rows[b->n_rows++] =
+        (struct row){.metric = metric,
+                     .budget_mib = budget_mib,
+                     .n_prompt = metric == METRIC_PREFILL ? n : 0,
+                     .n_generated = metric == METRIC_DECODE ? n : 0,
+                     .depth = depth,
+                     .n_ubatch = plan->n_ubatch,
+                     .value = 1e9 * n / median,
+                     .spread = (ns[b->repeats - 1] - ns[0]) / median,
+                     .predicted = metric == METRIC_DECODE ? sl_plan_tps(plan)
+                                                          : 1e9 * n / sl_plan_ttft_ns(plan, n),
+                     .limit_fraction = limit_ns(plan, metric, n) / median,
+                     .peak_mib = (double)stats.arena_bytes / 1048576.0};
     sl_progress_update(&b->progress, (uint64_t)++b->n_done, (uint64_t)b->n_total);
     return SLUICE_STATUS_OK;
 }
@@ -194,7 +194,9 @@ static const char *model_name(const struct bench *b)
 
 static const char *device_name(const struct bench *b)
 {
-    return b->e.info.kind == SL_DEVICE_CUDA ? "cuda" : b->e.info.kind == SL_DEVICE_SIM ? "sim" : "cpu";
+    return b->e.info.kind == SL_DEVICE_CUDA  ? "cuda"
+           : b->e.info.kind == SL_DEVICE_SIM ? "sim"
+                                             : "cpu";
 }
 
 static void budget_text(const struct row *r, char *out, size_t room)
@@ -208,8 +210,8 @@ static void budget_text(const struct row *r, char *out, size_t room)
 
 static void print_markdown(const struct bench *b)
 {
-    printf("%s, %s, %d threads\n\n", model_name(b),
-           b->e.device ? b->e.info.name : sl_cpu_name(), b->e.n_threads);
+    printf("%s, %s, %d threads\n\n", model_name(b), b->e.device ? b->e.info.name : sl_cpu_name(),
+           b->e.n_threads);
     printf("| budget | test | tokens/s | spread | predicted | of the limit | peak VRAM MiB |\n");
     printf("| ---: | --- | ---: | ---: | ---: | ---: | ---: |\n");
     for (int i = 0; i < b->n_rows; i++) {
@@ -331,8 +333,8 @@ enum sluice_status sl_cmd_bench(const struct sl_options *options, struct sluice_
 {
     struct bench b = {.options = options};
     SL_TRY(parse_options(&b, err));
-    const int32_t longest = most_of(&b.prompts) > most_of(&b.generated) ? most_of(&b.prompts)
-                                                                        : most_of(&b.generated);
+    const int32_t longest =
+        most_of(&b.prompts) > most_of(&b.generated) ? most_of(&b.prompts) : most_of(&b.generated);
     const int32_t n_ctx = most_of(&b.depths) + longest;
     SL_CHECK(n_ctx > 0, INVALID_ARGUMENT, err, "nothing to measure: --n-prompt and --n-gen are 0");
     enum sluice_status status = sl_engine_open(&b.e, options, n_ctx, err);
