@@ -69,7 +69,8 @@ static void print_tier(const struct sl_plan *plan, const struct sl_model *model,
 static void print_map(const struct sl_plan *plan)
 {
     printf("\nVRAM map, bytes (one arena of %zu)\n", plan->arena_bytes);
-    printf("  %14zu %14zu  constants\n", plan->consts_offset, plan->kv_offset - plan->consts_offset);
+    printf("  %14zu %14zu  constants\n", plan->consts_offset,
+           plan->kv_offset - plan->consts_offset);
     printf("  %14zu %14zu  KV cache of %d layers\n", plan->kv_offset,
            plan->resident_base - plan->kv_offset, plan->n_kv_layers);
     for (int32_t t = 0; t < plan->n_tiers; t++) {
@@ -79,8 +80,7 @@ static void print_map(const struct sl_plan *plan)
         }
         size_t end = plan->resident_base;
         if (tier->n_resident > 0) {
-            const int32_t next =
-                tier->n_resident < plan->n_resident_order ? tier->n_resident : -1;
+            const int32_t next = tier->n_resident < plan->n_resident_order ? tier->n_resident : -1;
             end = next >= 0 ? plan->resident_offset[plan->resident_order[next]] : tier->ring_offset;
         }
         printf("  tier %-5d resident %zu..%zu, ring %zu..%zu, activations %zu..%zu\n",
@@ -145,8 +145,8 @@ static void print_json(const struct sl_engine *e, const struct sl_plan *plan)
     cJSON *const root = cJSON_CreateObject();
     cJSON_AddStringToObject(root, "model", sl_gguf_path(e->model->file, 0));
     cJSON_AddNumberToObject(root, "weight_bytes", (double)e->model->weight_bytes);
-    cJSON_AddStringToObject(root, "device", e->profile.kind == SL_DEVICE_NONE ? "CPU"
-                                                                               : e->profile.gpu);
+    cJSON_AddStringToObject(root, "device",
+                            e->profile.kind == SL_DEVICE_NONE ? "CPU" : e->profile.gpu);
     cJSON_AddNumberToObject(root, "budget_bytes", (double)plan->options.budget_bytes);
     cJSON_AddNumberToObject(root, "smallest_budget_bytes", (double)plan->smallest_budget_bytes);
     cJSON_AddStringToObject(root, "strategy", sl_strategy_name(plan->options.strategy));
