@@ -158,10 +158,9 @@ static enum sluice_status feed(struct session *s, const char *text, size_t lengt
                             "the prompt is empty; give one with -p, -f or a pipe");
     }
     /* A rendered chat may hold the BOS text that the tokenizer adds as well: once is enough. */
-    const size_t skip = first && n > 1 && tokens[0] == tokens[1] &&
-                                tokens[0] == sl_tokenizer_bos(s->tokenizer)
-                            ? 1
-                            : 0;
+    const size_t skip =
+        first && n > 1 && tokens[0] == tokens[1] && tokens[0] == sl_tokenizer_bos(s->tokenizer) ? 1
+                                                                                                : 0;
     for (size_t i = skip; i < n; i++) {
         sl_sampler_accept(s->sampler, tokens[i]);
     }
@@ -229,7 +228,8 @@ static enum sluice_status answer(struct session *s, struct history *h, const cha
     SL_TRY(status);
     s->answer_length = 0;
     SL_TRY(generate(s, err));
-    /* The end-of-turn token was sampled, not evaluated: render_next adds it before the next turn. */
+    /* The end-of-turn token was sampled, not evaluated: render_next adds it before the next turn.
+     */
     s->turn_ended = false;
     SL_TRY(history_add(h, "assistant", s->answer_length > 0 ? s->answer : "", err));
     h->n_done = h->n;
@@ -297,8 +297,8 @@ static enum sluice_status open_session(struct session *s, bool have_prompt,
     const struct sl_options *const o = s->options;
     SL_TRY(sl_engine_open(&s->engine, o, 0, err));
     SL_TRY(sl_tokenizer_create(&s->tokenizer, s->engine.model->file, err));
-    SL_TRY(sl_chat_create(&s->chat, s->engine.model->file,
-                          sl_options_text(o, SL_OPT_CHAT_TEMPLATE), err));
+    SL_TRY(sl_chat_create(&s->chat, s->engine.model->file, sl_options_text(o, SL_OPT_CHAT_TEMPLATE),
+                          err));
     s->chatting = sl_options_given(o, SL_OPT_CONVERSATION)
                       ? sl_options_flag(o, SL_OPT_CONVERSATION)
                       : s->chat && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
