@@ -125,7 +125,7 @@ int32_t sl_engine_n_ctx(const struct sl_options *options, const struct sl_model 
     }
     /* The default is cut to what the model knows; an explicit size is the user's word. */
     return (int32_t)(!sl_options_given(options, SL_OPT_CTX_SIZE) && asked > trained ? trained
-                                                                                     : asked);
+                                                                                    : asked);
 }
 
 enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *options,
@@ -158,8 +158,8 @@ struct sl_plan_options sl_engine_plan_options(const struct sl_engine *e,
 {
     struct sl_plan_options plan = {.budget_bytes = e->budget_bytes,
                                    .n_ctx = e->n_ctx,
-                                   .max_ubatch = (int32_t)sl_options_int(options,
-                                                                         SL_OPT_UBATCH_SIZE),
+                                   .max_ubatch =
+                                       (int32_t)sl_options_int(options, SL_OPT_UBATCH_SIZE),
                                    .max_outputs = DEFAULT_OUTPUTS,
                                    .kv_type = SL_TYPE_F16};
     (void)sl_strategy_from_name(sl_options_text(options, SL_OPT_STRATEGY), &plan.strategy);
@@ -172,8 +172,7 @@ static bool interrupted(void *user)
     return sl_cli_interrupted();
 }
 
-enum sluice_status sl_engine_create_context(struct sl_engine *e,
-                                            const struct sl_plan_options *plan,
+enum sluice_status sl_engine_create_context(struct sl_engine *e, const struct sl_plan_options *plan,
                                             struct sluice_error *err)
 {
     sl_context_destroy(&e->ctx);
