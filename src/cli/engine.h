@@ -43,8 +43,7 @@ int32_t sl_engine_n_ctx(const struct sl_options *options, const struct sl_model 
 struct sl_plan_options sl_engine_plan_options(const struct sl_engine *e,
                                               const struct sl_options *options);
 /* Make e->ctx (replacing one that is there). */
-enum sluice_status sl_engine_create_context(struct sl_engine *e,
-                                            const struct sl_plan_options *plan,
+enum sluice_status sl_engine_create_context(struct sl_engine *e, const struct sl_plan_options *plan,
                                             struct sluice_error *err);
 
 #endif
