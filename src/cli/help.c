@@ -13,9 +13,12 @@
 const char *sl_option_group_title(enum sl_option_group group)
 {
     static const char *const titles[SL_N_GROUPS] = {
-        [SL_GROUP_MODEL] = "Model",       [SL_GROUP_PROMPT] = "Prompt and chat",
-        [SL_GROUP_SAMPLING] = "Sampling", [SL_GROUP_PLACEMENT] = "Device and VRAM",
-        [SL_GROUP_OUTPUT] = "Output",     [SL_GROUP_BENCH] = "Benchmark",
+        [SL_GROUP_MODEL] = "Model",
+        [SL_GROUP_PROMPT] = "Prompt and chat",
+        [SL_GROUP_SAMPLING] = "Sampling",
+        [SL_GROUP_PLACEMENT] = "Device and VRAM",
+        [SL_GROUP_OUTPUT] = "Output",
+        [SL_GROUP_BENCH] = "Benchmark",
         [SL_GROUP_SYNTH] = "Synthetic models",
     };
     return titles[group];
