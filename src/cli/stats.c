@@ -14,7 +14,7 @@ static double rate(int64_t n, uint64_t ns)
 static void print_placement(FILE *out, const struct sl_plan *plan)
 {
     static const char *const names[] = {"on the CPU", "streamed", "resident"};
-    for (int32_t t = 0; t < plan->n_tiers; t += plan->n_tiers > 1 ? plan->n_tiers - 1 : 1) {
+    for (int32_t t = 0; t<plan->n_tiers; t += plan->n_tiers> 1 ? plan->n_tiers - 1 : 1) {
         int n[3] = {0};
         for (int32_t i = 0; i < plan->n_shards; i++) {
             n[plan->tiers[t].placement[i]]++;
