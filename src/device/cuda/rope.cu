@@ -7,7 +7,8 @@
  * that a warp reads consecutive elements. grid = (pairs, head groups, tokens).
  *
  * Positions go to hundreds of thousands, where pos * freq rounded to float is off by 0.01 rad. The
- * product's rounding error is therefore kept (one fused multiply-add) and put back, to second order.
+ * product's rounding error is therefore kept (one fused multiply-add) and put back, to second
+ * order.
  */
 #include "device/cuda/common.cuh"
 
