@@ -12,7 +12,8 @@
 struct sl_perplexity_options {
     int32_t n_ctx; /* tokens in a chunk: at least 4, at most the context's size */
     int32_t bos;   /* token that replaces the first of each chunk; < 0: none */
-    /* Called after each chunk with the perplexity so far; true stops with CANCELLED. May be NULL. */
+    /* Called after each chunk with the perplexity so far; true stops with CANCELLED. May be NULL.
+     */
     bool (*progress)(void *user, size_t done, size_t total, double perplexity);
     void *user;
 };
