@@ -21,7 +21,7 @@ test:
 	@ctest --preset dev -L quick
 
 format:
-	@git ls-files -z --cached --others --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | \
+	@git ls-files -z --cached --others --exclude-standard '*.c' '*.h' '*.cpp' '*.cu' '*.cuh' | \
 	    xargs -0 clang-format -i
 
 lint:

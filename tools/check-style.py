@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-CODE = {".c", ".h", ".cu", ".cuh"}
+CODE = {".c", ".h", ".cpp", ".cu", ".cuh"}
 TEXT = CODE | {".inc", ".py", ".sh", ".cmake", ".md", ".txt", ".json", ".map"}
 MAX_LINES = 900
 FORMATTER_MAJOR = "14"

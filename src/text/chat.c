@@ -5,6 +5,7 @@
  */
 #include "text/chat.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -263,8 +264,8 @@ enum sluice_status sl_chat_render(const struct sl_chat *chat,
 /* The format of a template, or NULL. */
 static const struct sl_chat_format *detect(const char *template)
 {
-    for (size_t i = 0; i < SL_CHAT_N_FORMATS; i++) {
-        const struct sl_chat_format *f = &SL_CHAT_FORMATS[i];
+    for (size_t i = 0; i < sl_chat_n_formats; i++) {
+        const struct sl_chat_format *f = &sl_chat_formats[i];
         bool fits = true;
         for (size_t j = 0; j < 3 && f->has[j] != NULL; j++) {
             fits = fits && strstr(template, f->has[j]) != NULL;
@@ -281,9 +282,9 @@ static const struct sl_chat_format *detect(const char *template)
 
 static const struct sl_chat_format *find_format(const char *name)
 {
-    for (size_t i = 0; i < SL_CHAT_N_FORMATS; i++) {
-        if (strcmp(SL_CHAT_FORMATS[i].name, name) == 0) {
-            return &SL_CHAT_FORMATS[i];
+    for (size_t i = 0; i < sl_chat_n_formats; i++) {
+        if (strcmp(sl_chat_formats[i].name, name) == 0) {
+            return &sl_chat_formats[i];
         }
     }
     return NULL;
@@ -293,10 +294,10 @@ static enum sluice_status unknown_format(const char *what, struct sluice_error *
 {
     char known[300];
     size_t at = 0;
-    for (size_t i = 0; i < SL_CHAT_N_FORMATS; i++) {
-        const size_t n = strlen(SL_CHAT_FORMATS[i].name);
+    for (size_t i = 0; i < sl_chat_n_formats; i++) {
+        const size_t n = strlen(sl_chat_formats[i].name);
         if (at + n + 3 < sizeof(known)) {
-            memcpy(known + at, SL_CHAT_FORMATS[i].name, n);
+            memcpy(known + at, sl_chat_formats[i].name, n);
             memcpy(known + at + n, ", ", 2);
             at += n + 2;
         }
@@ -401,9 +402,8 @@ enum sluice_status sl_chat_create(struct sl_chat **out, const struct sl_gguf *fi
     enum sluice_status status = SLUICE_STATUS_OK;
     const struct sl_chat_format *format = name != NULL ? find_format(name) : NULL;
     if (name != NULL && format == NULL) {
-        char what[100] = "unknown chat format '";
-        strncat(what, name, 60);
-        strcat(what, "'");
+        char what[100];
+        snprintf(what, sizeof what, "unknown chat format '%.60s'", name);
         return unknown_format(what, err);
     }
     if (sl_gguf_find(file, key) != NULL) {
@@ -459,7 +459,7 @@ const char *sl_chat_name(const struct sl_chat *chat)
 
 const char *sl_chat_format_name(size_t index)
 {
-    return index < SL_CHAT_N_FORMATS ? SL_CHAT_FORMATS[index].name : NULL;
+    return index < sl_chat_n_formats ? sl_chat_formats[index].name : NULL;
 }
 
 const char *sl_chat_end_of_turn(const struct sl_chat *chat)
