@@ -3,6 +3,12 @@
  * Real models against llama.cpp (tests/fixtures/real, made by tools/fixtures/real_models.py):
  * perplexity over a text that every Debian machine has, and greedy text of ten prompts. On the CPU,
  * and with the model split between the simulated device, its stream ring and the CPU.
+ *
+ * The oracle ran each file twice: as it is, its activations rounded to 8 bits in its own way, and
+ * with the weights unpacked to F32. The two differ from one another by 0.2 in the gap between the
+ * top two logits (root mean square) and by up to 0.5 % in perplexity. Our rounding is another one,
+ * so figures are held to the range that the two span, and a step is a tie when its gap is within
+ * that noise.
  */
 #include "test.h"
 
@@ -19,6 +25,9 @@
 
 #define TEXT_PATH "/usr/share/common-licenses/GPL-3"
 #define MAX_PERPLEXITY_RATIO 1.003
+#define TIE_GAP 0.05
+#define NOISE_FACTOR 2.5   /* noise is about normal: one step in a hundred lies beyond */
+#define MAX_FLIPS_IN_100 8 /* steps within the noise that came out the other way */
 
 static const char *model_path(const char *file)
 {
@@ -29,7 +38,8 @@ static const char *model_path(const char *file)
 }
 
 struct setup {
-    struct real_fixture x;
+    struct real_fixture x;     /* the file as it is */
+    struct real_fixture exact; /* weights unpacked to F32 */
     struct sl_model *model;
     struct sl_tokenizer *tokenizer;
     struct sl_pool *pool;
@@ -45,10 +55,13 @@ static void open_setup(struct setup *s, const char *fixture, uint64_t budget)
     memset(s, 0, sizeof *s);
     snprintf(path, sizeof path, "%s/real/%s.txt", SLUICE_FIXTURES, fixture);
     assert_true(real_fixture_read(&s->x, path));
+    snprintf(path, sizeof path, "%s/real/%s.exact.txt", SLUICE_FIXTURES, fixture);
+    assert_true(real_fixture_read(&s->exact, path));
     const char *const file = model_path(s->x.model);
     if (!sl_file_exists(file)) {
         print_message("%s is not there (tools/fetch-models.sh gets it)\n", file);
         real_fixture_free(&s->x);
+        real_fixture_free(&s->exact);
         skip();
     }
     assert_ok(sl_model_open(&s->model, file, 0, &err), err);
@@ -78,6 +91,7 @@ static void close_setup(struct setup *s)
     sl_tokenizer_destroy(&s->tokenizer);
     sl_model_close(&s->model);
     real_fixture_free(&s->x);
+    real_fixture_free(&s->exact);
 }
 
 static void check_perplexity(const char *fixture)
@@ -100,12 +114,13 @@ static void check_perplexity(const char *fixture)
     struct sl_perplexity p;
     assert_ok(sl_perplexity_run(s.ctx, tokens, n, (int32_t)s.model->hp.n_vocab, &options, &p, &err),
               err);
-    const double ratio = p.perplexity / s.x.perplexity;
-    print_message("%s: perplexity %.4f, llama.cpp %.4f, ratio %.5f\n", fixture, p.perplexity,
-                  s.x.perplexity, ratio);
+    const double rounded = s.x.perplexity, exact = s.exact.perplexity;
+    print_message("%s: perplexity %.4f, llama.cpp %.4f, on F32 weights %.4f\n", fixture,
+                  p.perplexity, rounded, exact);
     assert_int_equal(p.n_chunks, s.x.n_chunks);
     assert_int_equal(p.n_scored, s.x.n_scored);
-    assert_true(ratio < MAX_PERPLEXITY_RATIO && ratio > 1 / MAX_PERPLEXITY_RATIO);
+    assert_true(p.perplexity < fmax(rounded, exact) * MAX_PERPLEXITY_RATIO);
+    assert_true(p.perplexity > fmin(rounded, exact) / MAX_PERPLEXITY_RATIO);
     sl_free(tokens);
     sl_free(text);
     close_setup(&s);
@@ -120,13 +135,40 @@ static int32_t best_of(const float *logits, uint32_t n)
     return best;
 }
 
+/* How far the oracle's two runs differ in the gap between the top two: root mean square over the
+ * steps at which they have the same two. */
+static double oracle_noise(const struct setup *s)
+{
+    double sum = 0;
+    int n = 0;
+    for (int i = 0; i < s->x.n_prompts && i < s->exact.n_prompts; i++) {
+        const struct real_prompt *const p = &s->x.prompts[i], *const q = &s->exact.prompts[i];
+        for (int k = 0; k < p->n_steps && k < q->n_steps; k++) {
+            const struct real_step *const a = &p->steps[k], *const b = &q->steps[k];
+            if (a->id != b->id) {
+                break; /* other texts from here on */
+            }
+            if (a->second_id == b->second_id) {
+                const double d =
+                    (double)(a->logit - a->second_logit) - (b->logit - b->second_logit);
+                sum += d * d;
+                n++;
+            }
+        }
+    }
+    assert_true(n > 50);
+    return sqrt(sum / n);
+}
+
 /* Feeds the fixture's tokens, so that one tie does not hide the steps after it. */
 static void check_greedy(const char *fixture, uint64_t budget)
 {
     struct setup s;
     struct sluice_error err;
     open_setup(&s, fixture, budget);
-    int n_steps = 0, n_ties = 0;
+    const double tie = fmax(TIE_GAP, NOISE_FACTOR * oracle_noise(&s));
+    int n_steps = 0, n_flips = 0;
+    double largest = 0; /* gap of a step that came out the other way */
     for (int i = 0; i < s.x.n_prompts; i++) {
         const struct real_prompt *const p = &s.x.prompts[i];
         size_t n = 0;
@@ -140,12 +182,14 @@ static void check_greedy(const char *fixture, uint64_t budget)
         assert_ok(sl_context_eval(s.ctx, tokens, (int32_t)n, 1, NULL, &err), err);
         for (int k = 0; k < p->n_steps; k++) {
             const int32_t best = best_of(sl_context_logits(s.ctx), s.model->hp.n_vocab);
-            if (real_step_is_tie(&p->steps[k])) {
-                n_ties++;
-            } else if (best != p->steps[k].id) {
-                fail_msg("%s, prompt %d, step %d: token %d, llama.cpp has %d (%.3f, then %d %.3f)",
-                         fixture, i, k, best, p->steps[k].id, (double)p->steps[k].logit,
-                         p->steps[k].second_id, (double)p->steps[k].second_logit);
+            const double gap = (double)p->steps[k].logit - (double)p->steps[k].second_logit;
+            if (best != p->steps[k].id) {
+                n_flips++;
+                largest = fmax(largest, gap);
+                if (gap > tie) {
+                    fail_msg("%s, prompt %d, step %d: token %d, llama.cpp has %d by %.3f over %d",
+                             fixture, i, k, best, p->steps[k].id, gap, p->steps[k].second_id);
+                }
             }
             n_steps++;
             assert_ok(sl_context_eval(s.ctx, &p->steps[k].id, 1, 1, NULL, &err), err);
@@ -154,9 +198,11 @@ static void check_greedy(const char *fixture, uint64_t budget)
     }
     struct sl_context_stats stats;
     sl_context_get_stats(s.ctx, &stats);
-    print_message("%s: %d steps, %d ties, arena %llu KiB\n", fixture, n_steps, n_ties,
-                  (unsigned long long)(stats.arena_bytes >> 10));
-    assert_true(n_steps > 0 && n_ties < n_steps / 4);
+    print_message(
+        "%s: %d steps, %d within the noise of %.3f came out otherwise (largest gap %.3f), "
+        "arena %llu KiB\n",
+        fixture, n_steps, n_flips, tie, largest, (unsigned long long)(stats.arena_bytes >> 10));
+    assert_true(n_steps > 200 && 100 * n_flips <= MAX_FLIPS_IN_100 * n_steps);
     assert_true(stats.arena_bytes <= budget);
     close_setup(&s);
 }
@@ -194,7 +240,7 @@ static void test_greedy_smollm2_split(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_greedy_smollm2),     cmocka_unit_test(test_greedy_gemma3),
+        cmocka_unit_test(test_greedy_smollm2),       cmocka_unit_test(test_greedy_gemma3),
         cmocka_unit_test(test_greedy_smollm2_split), cmocka_unit_test(test_perplexity_smollm2),
         cmocka_unit_test(test_perplexity_gemma3),
     };
