@@ -9,7 +9,7 @@
 #define BAR "\xEF\xBD\x9C"
 #define BLOCK "\xE2\x96\x81"
 
-const struct sl_chat_format SL_CHAT_FORMATS[] = {
+const struct sl_chat_format sl_chat_formats[] = {
     {
         .name = "deepseek3",
         .has = {"<" BAR "Assistant" BAR ">"},
@@ -212,4 +212,4 @@ const struct sl_chat_format SL_CHAT_FORMATS[] = {
         .after_system = SL_CHAT_EOS "\n",
     },
 };
-const size_t SL_CHAT_N_FORMATS = sizeof(SL_CHAT_FORMATS) / sizeof(SL_CHAT_FORMATS[0]);
+const size_t sl_chat_n_formats = sizeof(sl_chat_formats) / sizeof(sl_chat_formats[0]);

@@ -38,7 +38,7 @@ struct sl_chat_format {
     bool trims_answers; /* around the model's alone */
 };
 
-extern const struct sl_chat_format SL_CHAT_FORMATS[];
-extern const size_t SL_CHAT_N_FORMATS;
+extern const struct sl_chat_format sl_chat_formats[];
+extern const size_t sl_chat_n_formats;
 
 #endif

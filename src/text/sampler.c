@@ -295,6 +295,46 @@ static double list_nucleus(struct sl_sampler *s, const float *logits)
     return all;
 }
 
+static size_t least_kept(const struct sl_sampler *s)
+{
+    return s->options.min_keep > 1 ? (size_t)s->options.min_keep : 1;
+}
+
+/* The least logit that min-p keeps beside `best`. */
+static double least_logit(const struct sl_sampler *s, float best)
+{
+    return (double)best + log((double)s->options.min_p);
+}
+
+/* Move the keys of tokens that min-p keeps to the front, so that only they need sorting; returns
+ * how many. All when that is fewer than must stay. */
+static size_t move_plausible(struct sl_sampler *s, const float *logits)
+{
+    const size_t n = (size_t)s->n_vocab;
+    float best = -INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        best = logits[i] > best ? logits[i] : best;
+    }
+    if (s->options.min_p <= 0.0f || best == -INFINITY) {
+        return n;
+    }
+    const double least = least_logit(s, best);
+    size_t n_kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        n_kept += (double)logits[i] >= least;
+    }
+    if (n_kept < least_kept(s)) {
+        return n;
+    }
+    size_t next = 0;
+    for (size_t i = 0; i < n; i++) {
+        if ((double)logits[i] >= least) {
+            s->keys[next++] = sl_select_key(logits[i], (uint32_t)i);
+        }
+    }
+    return n_kept;
+}
+
 /* Fill the list with what the chain goes on with, by falling logit: the top k, or all tokens (only
  * those that the first of the later steps can keep). Returns the weight that probabilities of that
  * step are shares of, relative to the best. */
@@ -318,8 +358,9 @@ static double list_best(struct sl_sampler *s, const float *logits)
     if (o->typical_p >= 1.0f && o->top_p < 1.0f) {
         return list_nucleus(s, logits);
     }
-    sl_select_sort(s->keys, n);
-    list_candidates(s, logits, 0, n);
+    const size_t wanted = o->typical_p < 1.0f ? n : move_plausible(s, logits);
+    sl_select_sort(s->keys, wanted);
+    list_candidates(s, logits, 0, wanted);
     return 0;
 }
 
@@ -338,11 +379,6 @@ static void set_probabilities(struct sl_sampler *s, double weight, double temper
     for (size_t i = 0; i < s->n_candidates; i++) {
         c[i].p /= sum;
     }
-}
-
-static size_t least_kept(const struct sl_sampler *s)
-{
-    return s->options.min_keep > 1 ? (size_t)s->options.min_keep : 1;
 }
 
 /* Keep the tokens whose surprise is nearest to the expected one, until they have enough
@@ -406,7 +442,7 @@ static void keep_min_p(struct sl_sampler *s)
     if (s->options.min_p <= 0.0f) {
         return;
     }
-    const double least = (double)s->candidates[0].logit + log((double)s->options.min_p);
+    const double least = least_logit(s, s->candidates[0].logit);
     size_t n = s->n_candidates < least_kept(s) ? s->n_candidates : least_kept(s);
     while (n < s->n_candidates && (double)s->candidates[n].logit >= least) {
         n++;
@@ -436,6 +472,55 @@ static int32_t draw(struct sl_sampler *s)
     return s->candidates[s->n_candidates - 1].id;
 }
 
+static bool has_filters(const struct sl_sampler *s)
+{
+    const struct sl_sampler_options *o = &s->options;
+    return (o->top_k > 0 && o->top_k < s->n_vocab) || o->typical_p < 1.0f || o->top_p < 1.0f ||
+           o->min_p > 0.0f;
+}
+
+/* Draw from all tokens: put them in order only as far as the draw goes. The token is the one that
+ * draw() would take from the whole list. */
+static int32_t draw_from_all(struct sl_sampler *s, const float *logits)
+{
+    const size_t n = (size_t)s->n_vocab;
+    const double u = sl_rng_uniform(&s->rng);
+    double all = 0;
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        s->keys[i] = sl_select_key(logits[i], (uint32_t)i);
+    }
+    for (size_t done = 0, k = 256; done < n; k *= 8) {
+        const size_t wanted = k < n - done ? k : n - done;
+        sl_select_smallest(s->keys + done, n - done, wanted);
+        list_candidates(s, logits, done, done + wanted);
+        drop_forbidden(s);
+        const bool rest_is_forbidden = s->n_candidates < done + wanted;
+        const double best = (double)s->candidates[0].logit;
+        if (best == -INFINITY) {
+            s->candidates[0].p = 1;
+            return s->candidates[0].id;
+        }
+        for (size_t i = 0; done == 0 && i < n; i++) {
+            all += exp(((double)logits[i] - best) / (double)s->options.temperature);
+        }
+        for (size_t i = done; i < s->n_candidates; i++) {
+            struct sl_candidate *c = &s->candidates[i];
+            c->p = exp(((double)c->logit - best) / (double)s->options.temperature) / all;
+        }
+        for (; done < s->n_candidates; done++) {
+            sum += s->candidates[done].p;
+            if (u < sum) {
+                return s->candidates[done].id;
+            }
+        }
+        if (rest_is_forbidden) {
+            break;
+        }
+    }
+    return s->candidates[s->n_candidates - 1].id;
+}
+
 static int32_t take_best(struct sl_sampler *s, const float *logits)
 {
     int32_t best = 0;
@@ -455,6 +540,9 @@ int32_t sl_sampler_sample(struct sl_sampler *sampler, float *logits)
     change_logits(s, logits);
     if (s->options.temperature <= 0.0f) {
         return take_best(s, logits);
+    }
+    if (!has_filters(s)) {
+        return draw_from_all(s, logits);
     }
     const double weight = list_best(s, logits);
     drop_forbidden(s);

@@ -49,7 +49,8 @@ struct sl_sampler_options {
     const char *const *dry_breakers; /* newline, colon, quote, star; repetitions do not reach over
                                         tokens that hold one of these */
     size_t n_dry_breakers;
-    const struct sl_tokenizer *tokenizer; /* needed for breakers only; borrowed by create */
+    const struct sl_tokenizer
+        *tokenizer; /* needed for breakers only; borrowed while the sampler lives */
 
     int32_t n_context; /* 4096; what -1 above means */
     const struct sl_logit_bias *biases;
@@ -83,7 +84,8 @@ void sl_sampler_accept(struct sl_sampler *sampler, int32_t token);
 /* Forget all tokens and begin the draws anew from the seed. */
 void sl_sampler_reset(struct sl_sampler *sampler);
 
-/* What the last sample chose from, by falling logit; valid until the next one. */
+/* What the last sample chose from, by falling logit; valid until the next one. Without any of the
+ * filters (top-k, typical, top-p, min-p) only as far as the draw went. */
 const struct sl_candidate *sl_sampler_candidates(const struct sl_sampler *sampler, size_t *n);
 
 #endif

@@ -368,6 +368,9 @@ static const char *const END_OF_TEXT[] = {
     "[EOS]",
     "<|return|>",
     "<|call|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
 };
 
 static void mark_eog(struct sl_vocab *vocab, int32_t id)

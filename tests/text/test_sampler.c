@@ -228,6 +228,50 @@ static void test_draws(void **state)
     sl_sampler_destroy(&s);
 }
 
+/* Without filters the list is only ordered as far as the draw goes; the tokens drawn and their
+ * probabilities are those of the whole list, which a filter that keeps all makes. */
+static void test_draw_from_all(void **state)
+{
+    (void)state;
+    enum { N_VOCAB = 3000 };
+    struct sluice_error err = {0};
+    static float logits[N_VOCAB];
+    struct sl_sampler *all;
+    struct sl_sampler *filtered;
+    struct sl_sampler_options o = sl_sampler_options_default();
+    o.top_k = 0;
+    o.top_p = 1;
+    o.min_p = 0;
+    o.temperature = 1.5f;
+    o.seed = 7;
+    assert_ok(sl_sampler_create(&all, &o, N_VOCAB, &err), err);
+    o.top_k = N_VOCAB - 1; /* leaves out the last one alone, whose probability is next to nothing */
+    assert_ok(sl_sampler_create(&filtered, &o, N_VOCAB, &err), err);
+    size_t most = 0;
+    for (int i = 0; i < 200; i++) {
+        fill_logits(logits, N_VOCAB, 5);
+        logits[17] = -1e4f;
+        const int32_t a = sl_sampler_sample(all, logits);
+        fill_logits(logits, N_VOCAB, 5);
+        logits[17] = -1e4f;
+        const int32_t b = sl_sampler_sample(filtered, logits);
+        assert_int_equal(a, b);
+        size_t n_all;
+        size_t n_filtered;
+        const struct sl_candidate *x = sl_sampler_candidates(all, &n_all);
+        const struct sl_candidate *y = sl_sampler_candidates(filtered, &n_filtered);
+        assert_int_equal(n_filtered, N_VOCAB - 1);
+        for (size_t j = 0; j < n_all && j < n_filtered; j++) {
+            assert_int_equal(x[j].id, y[j].id);
+            assert_true(fabs(x[j].p - y[j].p) < 1e-12);
+        }
+        most = n_all > most ? n_all : most;
+    }
+    assert_true(most > 256);
+    sl_sampler_destroy(&all);
+    sl_sampler_destroy(&filtered);
+}
+
 /* The first numbers of xoshiro256** after seeding by splitmix64, from an independent computation
  * (Python integers, by the published definitions). */
 static void test_rng(void **state)
@@ -391,9 +435,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_distributions), cmocka_unit_test(test_draws),
-        cmocka_unit_test(test_rng),           cmocka_unit_test(test_odd_logits),
-        cmocka_unit_test(test_bad_options),   cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_select),
+        cmocka_unit_test(test_draw_from_all), cmocka_unit_test(test_rng),
+        cmocka_unit_test(test_odd_logits),    cmocka_unit_test(test_bad_options),
+        cmocka_unit_test(test_memory),        cmocka_unit_test(test_select),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
