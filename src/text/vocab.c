@@ -357,20 +357,11 @@ static const char *const END_OF_TURN[] = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eot|>",         "<end_of_utterance>",
     "[EOT]",      "<EOT>",      "_<EOT>",  "<turn|>",       "<|end_of_turn|>",
 };
+/* With full-width bars and lower blocks. */
+#define DEEPSEEK_END "<\357\275\234end\342\226\201of\342\226\201sentence\357\275\234>"
 static const char *const END_OF_TEXT[] = {
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "<\xEF\xBD\x9C"
-    "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
-    "<|eom_id|>",
-    "[EOS]",
-    "<|return|>",
-    "<|call|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
+    "<|endoftext|>", "<|end_of_text|>", "</s>",     "<eos>",       DEEPSEEK_END,    "<|eom_id|>",
+    "[EOS]",         "<|return|>",      "<|call|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
 };
 
 static void mark_eog(struct sl_vocab *vocab, int32_t id)
