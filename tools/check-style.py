@@ -25,7 +25,7 @@ CALLS = [
     (r"\b(?:exit|_exit|abort|quick_exit)\s*\(",
      "src/", ("src/cli/", "src/base/mem.c"), "the library does not end the program"),
     (r"\b(?:strcpy|strcat|sprintf|gets|strtok)\s*\(",
-     "", (), "use a function that knows the size"),
+     "src/", (), "use a function that knows the size"),
 ]
 COMMENT_OR_STRING = re.compile(
     r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)

@@ -24,7 +24,7 @@ check() { # what, pattern, nm output
 }
 
 result=0
-check "the static library" '^(sl|SL|sluice)_' "$(nm -g --defined-only "$static")" || result=1
+check "the static library" '^(sl|sluice)_' "$(nm -g --defined-only "$static")" || result=1
 check "the shared library" '^sluice_' "$(nm -D --defined-only "$shared")" || result=1
 if [ -n "$cuda" ]; then
     check "the CUDA library" '^sl_cuda_device_create$' "$(nm -D --defined-only "$cuda")" || result=1
