@@ -15,6 +15,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -87,7 +88,9 @@ struct sl_emu_group {
 };
 
 struct sl_emu_fiber {
-    ucontext_t context;
+    ucontext_t context; /* its start; later switches jump, which is no system call */
+    jmp_buf jump;
+    bool started;
     dim3 thread;
     int index;
     bool done;
@@ -135,6 +138,15 @@ static inline sl_emu_fiber &sl_emu_me(void)
     return sl_emu.fibers[(size_t)sl_emu.current];
 }
 
+static inline void sl_emu_enter(sl_emu_fiber &f)
+{
+    if (f.started) {
+        _longjmp(f.jump, 1);
+    }
+    f.started = true;
+    setcontext(&f.context);
+}
+
 /* Let the next fiber that is not done run. */
 static inline void sl_emu_yield(void)
 {
@@ -146,7 +158,9 @@ static inline void sl_emu_yield(void)
     } while (sl_emu.fibers[(size_t)next].done && next != me);
     if (next != me) {
         sl_emu.current = next;
-        swapcontext(&sl_emu.fibers[(size_t)me].context, &sl_emu.fibers[(size_t)next].context);
+        if (_setjmp(sl_emu.fibers[(size_t)me].jump) == 0) {
+            sl_emu_enter(sl_emu.fibers[(size_t)next]);
+        }
     }
 }
 
@@ -192,7 +206,7 @@ static inline void sl_emulate_block(std::vector<uint8_t> &stacks, size_t stack_b
         sl_emu_fiber &f = sl_emu.fibers[(size_t)i];
         f.thread = dim3((unsigned)i, 0, 0);
         f.index = i;
-        f.done = false;
+        f.done = f.started = false;
         f.warp = &sl_emu.warps[(size_t)i / 32];
         f.warp_ops = 0;
         f.copies.assign(1, {});
@@ -203,6 +217,7 @@ static inline void sl_emulate_block(std::vector<uint8_t> &stacks, size_t stack_b
         makecontext(&f.context, sl_emu_entry, 0);
     }
     sl_emu.current = (int)(sl_emu.launches * 7u) % n;
+    sl_emu.fibers[(size_t)sl_emu.current].started = true;
     swapcontext(&sl_emu.scheduler, &sl_emu.fibers[(size_t)sl_emu.current].context);
 }
 
@@ -328,15 +343,21 @@ static inline void sl_load_matrix4(uint32_t r[4], const void *shared)
     sl_warp_sync(); /* nobody changes the rows before all have read */
 }
 
-static float sl_emu_half(uint64_t word, int i)
+/* f16 number i of a word, from a table: most of the time goes into products. */
+static inline double sl_emu_half(uint64_t word, int i)
 {
-    const uint32_t h = (uint32_t)(word >> 16 * i) & 0xffffu;
-    const int exponent = (int)(h >> 10 & 31);
-    const double mantissa = (double)(h & 1023);
-    double v = exponent == 0    ? ldexp(mantissa, -24)
-               : exponent == 31 ? (h & 1023 ? NAN : INFINITY)
-                                : ldexp(1024 + mantissa, exponent - 25);
-    return (float)(h & 0x8000u ? -v : v);
+    static std::vector<double> table;
+    if (table.empty()) {
+        for (int h = 0; h < 65536; h++) {
+            const int exponent = h >> 10 & 31;
+            const double mantissa = h & 1023;
+            const double v = exponent == 0    ? ldexp(mantissa, -24)
+                             : exponent == 31 ? (h & 1023 ? (double)NAN : (double)INFINITY)
+                                              : ldexp(1024 + mantissa, exponent - 25);
+            table.push_back(h & 0x8000 ? -v : v);
+        }
+    }
+    return table[word >> 16 * i & 0xffff];
 }
 
 static inline void sl_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
@@ -354,7 +375,7 @@ static inline void sl_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint
              */
             const uint64_t av = e.word[4 * g + k % 8 / 2][high_row + 2 * (k / 8)];
             const uint64_t bv = e.word[4 * column + k % 8 / 2][4 + k / 8];
-            sum += (double)sl_emu_half(av, k & 1) * sl_emu_half(bv, k & 1);
+            sum += sl_emu_half(av, k & 1) * sl_emu_half(bv, k & 1);
         }
         c[i] = (float)sum;
     }

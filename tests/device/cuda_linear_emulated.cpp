@@ -270,6 +270,9 @@ static double difference(const std::vector<float> &found, const std::vector<floa
 
 static void check_op(const struct shape &s, double bound, int n_sm)
 {
+    // Both timings of the asynchronous copies in turn; the number of cases of a type is odd, so
+    // that the next type has them the other way round.
+    sl_emu.late_copies = !sl_emu.late_copies;
     struct sl_op op;
     memset(&op, 0, sizeof(op));
     op.kind = SL_OP_LINEAR;
@@ -353,6 +356,21 @@ static void check_type(enum sl_type type, bool is_float)
     check_op({140, k ? 256 : 64, 1, {256}, {type}, 0, true, true}, half, 1);
 }
 
+static void check_mixtures(void)
+{
+    const enum sl_type q4 = SL_TYPE_Q4_K, q6 = SL_TYPE_Q6_K, f16 = SL_TYPE_F16, bf16 = SL_TYPE_BF16;
+    const double exact = BOUND_EXACT;
+    check_op({1, 512, 3, {64, 16, 16}, {q4, q4, q6}, 0, true, false}, exact, 1);
+    check_op({5, 512, 4, {64, 16, 8, 9}, {q4, f16, q6, q4}, 0, true, false}, exact, 1);
+    check_op({1, 256, 2, {50, 50}, {q4, q6}, SL_ACT_SILU, true, false}, exact, 1);
+    check_op({130, 256, 2, {140, 140}, {q6, f16}, SL_ACT_GELU_TANH, false, false}, 2 * BOUND_HALF,
+             1);
+    check_op({2, 37, 1, {5}, {f16}, 0, true, false}, exact, 1);
+    check_op({70, 39, 2, {5, 5}, {bf16, bf16}, SL_ACT_SILU, true, false}, exact, 1);
+    // Wide enough that x is packed by a kernel of its own for two tokens.
+    check_op({2, 9216, 1, {18}, {q4}, 0, false, false}, exact, 1);
+}
+
 int main(int argc, char **argv)
 {
     check_halves();
@@ -369,33 +387,19 @@ int main(int argc, char **argv)
     check_unpack<SL_TYPE_IQ4_NL>();
     check_unpack<SL_TYPE_IQ4_XS>();
     check_unpack<SL_TYPE_MXFP4>();
-    // Both ways of timing the asynchronous copies; a type named on the command line alone.
-    for (int late = 0; late < 2; late++) {
-        sl_emu.late_copies = late == 1;
-        for (enum sl_type type : packed_types) {
-            if (argc < 2 || strcmp(argv[1], sl_type_name((uint32_t)type)) == 0) {
-                check_type(type, false);
-            }
+    // A type named on the command line alone, or all and mixtures of them.
+    for (enum sl_type type : packed_types) {
+        if (argc < 2 || strcmp(argv[1], sl_type_name((uint32_t)type)) == 0) {
+            check_type(type, false);
         }
-        for (enum sl_type type : float_types) {
-            if (argc < 2 || strcmp(argv[1], sl_type_name((uint32_t)type)) == 0) {
-                check_type(type, true);
-            }
+    }
+    for (enum sl_type type : float_types) {
+        if (argc < 2 || strcmp(argv[1], sl_type_name((uint32_t)type)) == 0) {
+            check_type(type, true);
         }
-        if (argc < 2) {
-            const enum sl_type q4 = SL_TYPE_Q4_K, q6 = SL_TYPE_Q6_K, f16 = SL_TYPE_F16;
-            check_op({1, 512, 3, {64, 16, 16}, {q4, q4, q6}, 0, true, false}, BOUND_EXACT, 1);
-            check_op({5, 512, 4, {64, 16, 8, 9}, {q4, f16, q6, q4}, 0, true, false}, BOUND_EXACT,
-                     1);
-            check_op({1, 256, 2, {50, 50}, {q4, q6}, SL_ACT_SILU, true, false}, BOUND_EXACT, 1);
-            check_op({70, 256, 2, {140, 140}, {q6, f16}, SL_ACT_GELU_TANH, false, false},
-                     2 * BOUND_HALF, 1);
-            check_op({2, 37, 1, {5}, {f16}, 0, true, false}, BOUND_EXACT, 1);
-            check_op({70, 39, 2, {5, 5}, {SL_TYPE_BF16, SL_TYPE_BF16}, 1, true, false}, BOUND_EXACT,
-                     1);
-            // Wide enough that x is packed by a kernel of its own for two tokens.
-            check_op({2, 9216, 1, {18}, {q4}, 0, false, false}, BOUND_EXACT, 1);
-        }
+    }
+    if (argc < 2) {
+        check_mixtures();
     }
     if (n_failed) {
         fprintf(stderr, "%d checks failed\n", n_failed);
