@@ -33,6 +33,10 @@ INLINE void row_to_floats(enum sl_type type, const uint8_t *row, int64_t first, 
                           float *dst)
 {
     int i = 0;
+    if (type == SL_TYPE_F32) {
+        memcpy(dst, row + 4 * first, (size_t)n_cols * sizeof(float));
+        return;
+    }
     if (type == SL_TYPE_F16 || type == SL_TYPE_BF16) {
         for (; i + V_LANES <= n_cols; i += V_LANES) {
             const uint8_t *p = row + 2 * (first + i);

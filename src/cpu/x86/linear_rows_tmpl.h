@@ -26,10 +26,13 @@ typedef vf load_float_fn(const void *p);
 
 /* How far ahead to fetch: as far as the same place of a later call of this many rows, so that every
  * line is fetched once, and at least 4 KiB. */
+#ifndef FETCH_MIN
+#define FETCH_MIN 4096
+#endif
 INLINE size_t fetch_distance(size_t row_bytes, int n_rows)
 {
     const size_t step = row_bytes * (size_t)n_rows;
-    return step >= 4096 ? step : step * (4096 / step + 1);
+    return step >= FETCH_MIN ? step : step * (FETCH_MIN / step + 1);
 }
 
 INLINE void group_products(struct group g, const uint8_t *x, dot2_fn *dot, bool with_m, vf *acc,
@@ -65,7 +68,9 @@ INLINE void groups_body(load_group_fn *load, dot2_fn *dot, size_t block_bytes, f
     for (int64_t g = 0; g < n_groups; g++) {
         for (int r = 0; r < n_rows; r++) {
             const uint8_t *p = wg + (size_t)r * row_bytes;
-            prefetch(p + ahead);
+            for (size_t line = 0; line < GROUP_BLOCKS * block_bytes; line += 64) {
+                prefetch(p + ahead + line);
+            }
             const struct group group = load(p, GROUP_BLOCKS);
             for (int t = 0; t < n_tokens; t++) {
                 group_products(group, xg + (size_t)t * stride, dot, with_m, &acc[r][t],
