@@ -20,8 +20,8 @@
  *
  * Sequences. Tokens of a tile may belong to different sequences; runs of tokens of one sequence
  * are done one after the other, with the rows outside the run masked. Positions that no row of a
- * run may see are skipped by whole tiles (causality and window), and values beyond the last
- * visible position are replaced by zeros on the way: unwritten memory may hold NaN.
+ * run may see are skipped by whole tiles (causality and window), and what lies outside
+ * the visible positions is replaced by zeros on the way: unwritten memory may hold NaN.
  *
  * Logits are kept in units of log2: the scale is put into Q, times log2(e) where there is no
  * soft-cap.
@@ -108,8 +108,8 @@ static __device__ __forceinline__ void sl_attn_do_run(const sl_attn_args &a, sl_
     feed.kv_head = blockIdx.y;
     feed.first_row = first_row;
     feed.kv_end = min(run.max_pos + 1, a.n_kv_max);
-    const int kv_begin = a.window > 0 ? max(run.min_pos - a.window + 1, 0) : 0;
-    const int tile_begin = kv_begin / S::BN;
+    feed.kv_begin = a.window > 0 ? max(run.min_pos - a.window + 1, 0) : 0;
+    const int tile_begin = feed.kv_begin / S::BN;
     const int tile_end = (feed.kv_end + S::BN - 1) / S::BN;
     const int per_split = (max(tile_end - tile_begin, 0) + a.n_splits - 1) / a.n_splits;
     const int begin = tile_begin + (int)blockIdx.z * per_split;

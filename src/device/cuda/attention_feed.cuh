@@ -129,7 +129,8 @@ template <class S> struct sl_attn_feed {
     int item;      /* next to start */
     int n_items;
     int first_tile;
-    int kv_end; /* first position that nobody sees */
+    int kv_begin; /* first position that somebody sees, */
+    int kv_end;   /* and the first behind it that nobody does */
     int seq;
     int kv_head;
     int first_row; /* of this ring in a tile */
@@ -184,7 +185,7 @@ template <class S> struct sl_attn_feed {
             const int row = at / S::CHUNKS;
             const int chunk = at % S::CHUNKS;
             const uint32_t dst = slot + sl_attn_swizzle<S::D>(row, chunk);
-            const bool valid = pos0 + row < kv_end;
+            const bool valid = pos0 + row >= kv_begin && pos0 + row < kv_end;
             if constexpr (S::QUANTIZED) {
                 uint4 v = make_uint4(0, 0, 0, 0);
                 if (valid) {

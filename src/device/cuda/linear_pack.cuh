@@ -17,8 +17,10 @@ SL_DEV uint32_t sl_pack_levels(float4 v, float &d, float &sum)
     most = fmaxf(most, sl_shfl_xor(most, 1));
     most = fmaxf(most, sl_shfl_xor(most, 2));
     most = fmaxf(most, sl_shfl_xor(most, 4));
-    d = most / 127.0f;
-    const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
+    /* Below this 127 / most would overflow; such a block is as good as zero. */
+    const bool tiny = most < 1e-30f;
+    d = tiny ? 0.0f : most / 127.0f;
+    const float inverse = tiny ? 0.0f : 127.0f / most;
     /* Levels as magic sums: the low byte of the bits is the level, rounded to nearest even. */
     const float x = v.x * inverse + SL_MAGIC_F32;
     const float y = v.y * inverse + SL_MAGIC_F32;

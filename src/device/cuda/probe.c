@@ -95,7 +95,7 @@ static enum sluice_status check_driver(int ordinal, struct sluice_error *err)
     SL_CHECK(code != cudaErrorNoDevice && (code != cudaSuccess || n_devices > 0), DEVICE, err,
              "no NVIDIA GPU was found");
     SL_CUDA_TRY(code, err, "counting GPUs");
-    SL_CHECK(ordinal >= 0 && ordinal < n_devices, INVALID_ARGUMENT, err,
+    SL_CHECK(ordinal >= 0 && ordinal < n_devices, DEVICE, err,
              "there is no GPU %d: this machine has %d, counted from 0", ordinal, n_devices);
     return SLUICE_STATUS_OK;
 }
