@@ -41,6 +41,3 @@ foreach(source IN LISTS SLUICE_TEST_SOURCES)
         add_dependencies(threaded_tests ${name})
     endif()
 endforeach()
-
-# The CUDA kernels' source, run on the CPU.
-include(${CMAKE_CURRENT_LIST_DIR}/device/cuda_emulated.cmake)

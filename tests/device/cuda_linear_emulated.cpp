@@ -66,7 +66,9 @@ static uint8_t *random_matrix(enum sl_type type, int64_t n_rows, int64_t n_cols,
 {
     const struct sl_type_traits *traits = sl_type_traits((uint32_t)type);
     *bytes = (size_t)n_rows * sl_type_row_bytes(type, n_cols);
-    uint8_t *w = (uint8_t *)aligned_alloc(256, (*bytes + 255) / 256 * 256);
+    void *memory = NULL;
+    check(posix_memalign(&memory, 256, *bytes) == 0, "memory", 0, 0);
+    uint8_t *w = (uint8_t *)memory;
     for (size_t i = 0; i < *bytes; i++) {
         w[i] = (uint8_t)random_below(256);
     }
