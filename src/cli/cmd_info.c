@@ -10,28 +10,31 @@
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/info.h"
+#include "text/utf8.h"
 
 #define SHOWN_ITEMS 8
 #define SHOWN_BYTES 120
 
-/* Write text for a terminal: control bytes escaped, cut after `most` bytes at a character. */
+/* Write text for a terminal, cut after about `most` bytes. Control characters, also the two-byte
+ * ones (U+0080 to U+009F), and what is no UTF-8 are escaped. */
 static void print_text(struct sl_gguf_string text, size_t most)
 {
-    size_t n = text.length < most ? text.length : most;
-    while (n > 0 && n < text.length && ((unsigned char)text.data[n] & 0xc0) == 0x80) {
-        n--;
-    }
-    for (size_t i = 0; i < n; i++) {
+    size_t i = 0;
+    while (i < text.length && i < most) {
         const unsigned char ch = (unsigned char)text.data[i];
+        const size_t bytes = sl_utf8_char_length(text.data + i, text.length - i);
+        const bool control = ch < 0x20 || ch == 0x7f ||
+                             (bytes == 2 && ch == 0xc2 && (unsigned char)text.data[i + 1] < 0xa0);
         if (ch == '\n') {
             fputs("\\n", stdout);
-        } else if (ch < 0x20 || ch == 0x7f) {
+        } else if (bytes == 0 || control) {
             printf("\\x%02x", ch);
         } else {
-            putchar(ch);
+            fwrite(text.data + i, 1, bytes, stdout);
         }
+        i += bytes == 0 || control ? 1 : bytes;
     }
-    if (n < text.length) {
+    if (i < text.length) {
         printf("... (%zu bytes)", text.length);
     }
 }
@@ -129,7 +132,8 @@ static void print_totals(const struct sl_gguf *file)
     printf("\nsizes by type:\n");
     for (uint32_t type = 0; type < SL_TYPE_N; type++) {
         if (totals.by_type[type].n_tensors > 0) {
-            printf("  %-8s %6zu tensors %12s\n", sl_type_name(type), totals.by_type[type].n_tensors,
+            const size_t n = totals.by_type[type].n_tensors;
+            printf("  %-8s %6zu %-7s %12s\n", sl_type_name(type), n, n == 1 ? "tensor" : "tensors",
                    sl_bytes_format(size, sizeof(size), totals.by_type[type].bytes));
         }
     }

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "text/utf8.h"
 
 void sl_json_init(struct sl_json *json)
 {
@@ -89,52 +90,21 @@ void sl_json_bool(struct sl_json *json, cJSON *parent, const char *key, bool val
     attach(json, parent, key, cJSON_CreateBool(value));
 }
 
-/* Length of the UTF-8 character at `p`, 0 when there is none. */
-static size_t utf8_length(const unsigned char *p, size_t left)
-{
-    if (p[0] < 0x80) {
-        return 1;
-    }
-    const size_t n = p[0] >= 0xc2 && p[0] < 0xe0   ? 2
-                     : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
-                     : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
-                                                   : 0;
-    if (n == 0 || n > left) {
-        return 0;
-    }
-    for (size_t i = 1; i < n; i++) {
-        if ((p[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    const bool overlong = (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xf0 && p[1] < 0x90);
-    const bool outside = (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf4 && p[1] > 0x8f);
-    return overlong || outside ? 0 : n;
-}
-
 void sl_json_text(struct sl_json *json, cJSON *parent, const char *key, const char *text,
                   size_t length)
 {
-    char *copy = length < SIZE_MAX / 4 ? sl_alloc(SL_MEM_CLI, length * 3 + 1) : NULL;
+    char *copy = length < SIZE_MAX / 5 ? sl_alloc(SL_MEM_CLI, length * 4 + 1) : NULL;
     if (copy == NULL) {
         json->failed = true;
         return;
     }
-    size_t n = 0;
-    for (size_t i = 0; i < length;) {
-        const unsigned char *p = (const unsigned char *)text + i;
-        const size_t bytes = *p == 0 ? 0 : utf8_length(p, length - i);
-        if (bytes == 0) { /* also a zero byte, which would end the C string */
-            memcpy(copy + n, "\xef\xbf\xbd", 3);
-            n += 3;
-            i++;
-        } else {
-            memcpy(copy + n, p, bytes);
-            n += bytes;
-            i += bytes;
-        }
+    /* A zero byte would end the C string: 0xff is as ill-formed as it is unwelcome, and becomes
+     * U+FFFD with the others. */
+    char *source = copy + length * 3 + 1;
+    for (size_t i = 0; i < length; i++) {
+        source[i] = text[i] == '\0' ? '\xff' : text[i];
     }
-    copy[n] = '\0';
+    copy[sl_utf8_repair(copy, source, length)] = '\0';
     attach(json, parent, key, cJSON_CreateString(copy));
     sl_free(copy);
 }

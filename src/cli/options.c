@@ -247,7 +247,7 @@ size_t sl_edit_distance(const char *a, const char *b)
     const size_t n = strlen(a);
     const size_t m = strlen(b);
     if (n > MAX || m > MAX) {
-        return MAX;
+        return n + m; /* too long for any name: far from all */
     }
     for (size_t i = 0; i <= n; i++) {
         size_t *row = rows[i % 3];
@@ -274,7 +274,8 @@ size_t sl_edit_distance(const char *a, const char *b)
 bool sl_is_near(size_t distance, const char *word)
 {
     const size_t length = strlen(word);
-    return distance <= (length < 6 ? 1 : length / 3);
+    /* One letter apart is all of a name of two. */
+    return length > 3 && distance <= (length < 6 ? 1 : length / 3);
 }
 
 static enum sluice_status unknown_option(const char *command, const char *name,

@@ -21,7 +21,7 @@ const char *sl_gguf_printable(char *buffer, size_t buffer_bytes, const char *tex
     size_t n = 0;
     for (size_t i = 0; i < length; i++) {
         const unsigned char ch = (unsigned char)text[i];
-        const bool plain = ch >= 0x20 && ch != 0x7f && ch != '\\' && ch != '\'';
+        const bool plain = ch >= 0x20 && ch < 0x7f && ch != '\\' && ch != '\'';
         if (n + 4 + 4 > buffer_bytes) { /* one escape, dots and NUL */
             memcpy(buffer + n, "...", 3);
             n += 3;

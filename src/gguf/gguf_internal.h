@@ -102,7 +102,7 @@ size_t sl_gguf_kind_bytes(uint32_t kind);
 enum sluice_status sl_gguf_keys_get_u32(const struct sl_gguf_keys *keys, const char *path,
                                         const char *key, uint32_t *out, struct sluice_error *err);
 
-/* `text` made fit for a message: control bytes and quotes escaped, long texts cut, always
+/* `text` made fit for a message: quotes and all but ASCII escaped, long texts cut, always
  * NUL-terminated. Returns `buffer`. */
 const char *sl_gguf_printable(char *buffer, size_t buffer_bytes, const char *text, size_t length);
 /* The end of a path, so that a long one does not push the reason out of a message. */
