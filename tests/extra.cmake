@@ -31,6 +31,7 @@ endif()
 
 # Every test that runs more than one thread of ours.
 add_custom_target(threaded_tests)
+add_dependencies(threaded_tests kcheck)
 foreach(source IN LISTS SLUICE_TEST_SOURCES)
     get_filename_component(name ${source} NAME_WE)
     get_filename_component(folder ${source} DIRECTORY)

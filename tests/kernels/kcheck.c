@@ -160,7 +160,7 @@ static enum sluice_status check_blocks(struct kc_target *t, const struct kc_inst
         return SLUICE_STATUS_OK;
     }
     /* The work is cut by shapes alone: any number of threads gives the same bits. */
-    for (int n_threads = 2; n_threads <= 3; n_threads++) {
+    for (int n_threads = 2; n_threads <= t->n_threads; n_threads++) {
         memcpy(b->reference, in->base, in->bytes);
         SL_TRY(kc_target_run(t, in, b->reference, n_threads, err));
         for (int i = 0; i < in->n_regions; i++) {
@@ -337,7 +337,8 @@ static enum sluice_status run_cpu_levels(const struct options *o, struct totals 
         struct kc_target t = {
             .kernels = sl_cpu_kernels((enum sl_cpu_level)level),
             .pool = pool,
-            .precision = {.input = 0.0, .x_8bit = true, .kv_exact = true},
+            .n_threads = sl_pool_n_threads(pool),
+            .precision = {.input = 0.0, .bf16 = 0x1p-9, .x_8bit = true, .kv_exact = true},
         };
         snprintf(t.name, sizeof(t.name), "%s", sl_cpu_level_name((enum sl_cpu_level)level));
         run_target(o, &t, below, totals);
@@ -353,7 +354,10 @@ static enum sluice_status run_device(const struct options *o, struct totals *tot
     const bool sim = strcmp(o->device, "sim") == 0;
     struct kc_target t = {
         /* GPUs may multiply f16: eleven bits of each factor. */
-        .precision = {.input = sim ? 0.0 : 0x1p-11, .x_8bit = true, .kv_exact = sim},
+        .precision = {.input = sim ? 0.0 : 0x1p-11,
+                      .bf16 = 0x1p-9,
+                      .x_8bit = true,
+                      .kv_exact = sim},
     };
     snprintf(t.name, sizeof(t.name), "%s", o->device);
     SL_TRY(sim ? sl_device_sim_create(&t.device, NULL, err)

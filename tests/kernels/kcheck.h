@@ -86,6 +86,7 @@ struct sl_op kc_op_moved(const struct sl_op *op, const char *from, char *to);
 /* How a target may round: what the contract of the operators allows. */
 struct kc_precision {
     double input;  /* relative rounding of activations, queries and softmax weights */
+    double bf16;   /* of activations that meet BF16 weights */
     bool x_8bit;   /* products with quantized weights may round x to 8 bits in blocks of 32 */
     bool kv_exact; /* packed KV is the reference's to the bit; else one level off is fine */
 };
@@ -98,6 +99,7 @@ struct kc_target {
     char name[64];
     const struct sl_cpu_kernels *kernels; /* CPU levels */
     struct sl_pool *pool;
+    int n_threads;            /* of the pool */
     struct sl_device *device; /* devices */
     struct kc_precision precision;
 };

@@ -77,12 +77,15 @@ struct product {
 };
 
 /* Three sources: float sums (terms as large as the largest weight of each 32, since formats with a
- * minimum subtract terms of that size), rounding of x to f16, rounding of x to 8 bits by blocks of
+ * minimum subtract terms of that size), rounding of x to f16 or bf16, rounding of x to 8 bits by
+ * blocks of
  * 32. For random data rounding errors are independent: eight deviations hold where the worst case
  * is far away. For hostile data the worst case counts. */
-static struct product product_bound(const double *w, const float *x, int64_t n, bool quantized,
+static struct product product_bound(const double *w, const float *x, int64_t n, enum sl_type type,
                                     const struct kc_precision *p, bool independent)
 {
+    const bool quantized = sl_type_traits(type)->block_items > 1;
+    const double rounding = type == SL_TYPE_BF16 ? fmax(p->input, p->bf16) : p->input;
     double value = 0.0, terms = 0.0, worst16 = 0.0, square16 = 0.0, worst8 = 0.0, square8 = 0.0;
     for (int64_t b = 0; b < n; b += 32) {
         const int64_t end = b + 32 < n ? b + 32 : n;
@@ -103,10 +106,10 @@ static struct product product_bound(const double *w, const float *x, int64_t n, 
         worst8 += step / 2.0 * w_sum;
         square8 += step * step / 12.0 * w_square;
     }
-    double error16 = p->input * worst16;
+    double error16 = rounding * worst16;
     double error8 = quantized && p->x_8bit ? worst8 : 0.0;
     if (independent) {
-        error16 = fmin(error16, p->input * 8.0 / sqrt(3.0) * sqrt(square16));
+        error16 = fmin(error16, rounding * 8.0 / sqrt(3.0) * sqrt(square16));
         error8 = fmin(error8, 8.0 * sqrt(square8));
     }
     return (struct product){value, 1.01 * fmax(error8, error16) + sum_error((double)n) * terms};
@@ -133,7 +136,6 @@ static void part_products(const struct kc_instance *in, const struct kc_precisio
 {
     const struct sl_op_linear *o = &in->op.linear;
     const struct sl_matrix *w = &o->part[part].w;
-    const bool quantized = sl_type_traits(w->type)->block_items > 1;
     const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
     float *row = sl_alloc(SL_MEM_BASE, (size_t)w->n_cols * sizeof(float));
     double *row_double = sl_alloc(SL_MEM_BASE, (size_t)w->n_cols * sizeof(double));
@@ -144,7 +146,7 @@ static void part_products(const struct kc_instance *in, const struct kc_precisio
         }
         for (int32_t t = 0; t < in->op.n_tokens; t++) {
             struct product *product = &out[t * w->n_rows + r];
-            *product = product_bound(row_double, o->x + t * w->n_cols, w->n_cols, quantized, p,
+            *product = product_bound(row_double, o->x + t * w->n_cols, w->n_cols, w->type, p,
                                      in->c.fill == KC_RANDOM);
             if (o->part[part].bias != NULL) {
                 product->value += (double)o->part[part].bias[r];

@@ -115,8 +115,7 @@ static enum sluice_status time_cpu(struct kc_target *t, const struct kc_instance
 {
     size_t n_copies = COLD_BYTES / in->bytes + 1;
     n_copies = n_copies > MAX_COPIES ? MAX_COPIES : n_copies;
-    const int n_threads = t->pool != NULL ? sl_pool_n_threads(t->pool) : 1;
-    const size_t scratch_bytes = sl_cpu_scratch_bytes(sl_op_scratch_bytes(&in->op), n_threads);
+    const size_t scratch_bytes = sl_cpu_scratch_bytes(sl_op_scratch_bytes(&in->op), t->n_threads);
     char *copies = sl_alloc_aligned(SL_MEM_BASE, n_copies * in->bytes, 256);
     char *scratch = sl_alloc_aligned(SL_MEM_BASE, scratch_bytes, 64);
     enum sluice_status status = SLUICE_STATUS_OK;
@@ -127,6 +126,7 @@ static enum sluice_status time_cpu(struct kc_target *t, const struct kc_instance
     for (size_t i = 0; i < n_copies; i++) {
         memcpy(copies + i * in->bytes, in->base, in->bytes);
     }
+    sl_pool_limit(t->pool, t->n_threads);
     for (int i = -2; i < N_TIMES; i++) {
         char *block = copies + (size_t)(i + 2) % n_copies * in->bytes;
         const struct sl_op op = kc_op_moved(&in->op, in->base, block);
