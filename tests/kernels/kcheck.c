@@ -338,7 +338,7 @@ static enum sluice_status run_cpu_levels(const struct options *o, struct totals 
             .kernels = sl_cpu_kernels((enum sl_cpu_level)level),
             .pool = pool,
             .n_threads = sl_pool_n_threads(pool),
-            .precision = {.input = 0.0, .bf16 = 0x1p-9, .x_8bit = true, .kv_exact = true},
+            .precision = {.input = 0.0, .bf16 = 0x1p-8, .x_8bit = true, .kv_exact = true},
         };
         snprintf(t.name, sizeof(t.name), "%s", sl_cpu_level_name((enum sl_cpu_level)level));
         run_target(o, &t, below, totals);
@@ -355,7 +355,7 @@ static enum sluice_status run_device(const struct options *o, struct totals *tot
     struct kc_target t = {
         /* GPUs may multiply f16: eleven bits of each factor. */
         .precision = {.input = sim ? 0.0 : 0x1p-11,
-                      .bf16 = 0x1p-9,
+                      .bf16 = 0x1p-8,
                       .x_8bit = true,
                       .kv_exact = sim},
     };
