@@ -40,10 +40,12 @@ struct packed_x {
     char *bfloats;
 };
 
-struct rows {
+/* A piece of work: some rows of a part (and of its partner, when gated) times some tokens. */
+struct piece {
     int part;
+    int n; /* rows */
     int64_t first;
-    int n;
+    int token, end_token; /* `token` is the first of a tile */
 };
 
 static int min_int(int a, int b)
@@ -186,10 +188,10 @@ static void fetch_lines(struct fetch *f, int n_lines)
     }
 }
 
-static const char *weights_at(const struct sl_linear_call *c, const struct rows *rows, int64_t col)
+static const char *weights_at(const struct sl_linear_call *c, const struct piece *p, int64_t col)
 {
-    const struct sl_matrix *w = &c->op->part[rows->part].w;
-    return (const char *)w->data + (size_t)rows->first * sl_type_row_bytes(w->type, w->n_cols) +
+    const struct sl_matrix *w = &c->op->part[p->part].w;
+    return (const char *)w->data + (size_t)p->first * sl_type_row_bytes(w->type, w->n_cols) +
            sl_type_row_bytes(w->type, col);
 }
 
@@ -219,112 +221,196 @@ static void run_tile(sl_linear_tile_fn *tile, const void *panel, const void *x, 
 
 /* Up to panel_rows rows by byte panels. */
 static void bytes_rows(const struct sl_linear_call *c, const struct packed_x *x,
-                       const struct rows *rows)
+                       const struct piece *p)
 {
     const struct sl_linear_panel_kernels *k = c->kernels->panels;
-    const struct sl_matrix *w = &c->op->part[rows->part].w;
-    const struct sl_linear_panel_type *type = panel_type(c, rows->part);
+    const struct sl_matrix *w = &c->op->part[p->part].w;
+    const struct sl_linear_panel_type *type = panel_type(c, p->part);
     struct sl_linear_panel *panel = &((union panels *)(void *)c->own)->bytes;
     const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
     const int correction = find_correction(x, type->correction);
-    const int n_tiles = (c->n_tokens + k->bytes_tokens - 1) / k->bytes_tokens;
-    float *y = c->op->part[rows->part].y + rows->first;
+    const int n_tiles = (p->end_token - p->token + k->bytes_tokens - 1) / k->bytes_tokens;
+    float *y = c->op->part[p->part].y + p->first;
     for (int64_t col = 0; col < x->n_cols; col += SL_LINEAR_BYTES_COLS) {
         const int64_t next = col + SL_LINEAR_BYTES_COLS;
         const int n_cols = (int)(x->n_cols < next ? x->n_cols - col : SL_LINEAR_BYTES_COLS);
-        type->build_bytes((const uint8_t *)weights_at(c, rows, col), row_bytes, rows->n, n_cols,
-                          panel);
+        type->build_bytes((const uint8_t *)weights_at(c, p, col), row_bytes, p->n, n_cols, panel);
         struct fetch fetch = {.row_bytes = row_bytes,
                               .bytes = sl_type_row_bytes(w->type, n_cols),
-                              .n_rows = rows->n,
-                              .at = weights_at(c, rows, next < x->n_cols ? next : 0)};
+                              .n_rows = p->n,
+                              .at = weights_at(c, p, next < x->n_cols ? next : 0)};
         if (next >= x->n_cols) {
-            fetch.at += (size_t)rows->n * row_bytes; /* may lie past the end: fetches never fault */
+            fetch.at += (size_t)p->n * row_bytes; /* may lie past the end: fetches never fault */
         }
-        const int lines = (int)((fetch.bytes + 63) / 64) * rows->n / n_tiles + 1;
-        for (int t = 0; t < c->n_tokens; t += k->bytes_tokens) {
-            const int n = min_int(k->bytes_tokens, c->n_tokens - t);
+        const int lines = (int)((fetch.bytes + 63) / 64) * p->n / n_tiles + 1;
+        for (int t = p->token; t < p->end_token; t += k->bytes_tokens) {
+            const int n = min_int(k->bytes_tokens, p->end_token - t);
             const struct sl_linear_tile tile = tile_at(x, correction, t, n, col);
             fetch_lines(&fetch, lines);
-            run_tile(type->tile_bytes, panel, &tile, n, n_cols, y + t * w->n_rows, w->n_rows,
-                     rows->n, k->panel_rows);
+            run_tile(type->tile_bytes, panel, &tile, n, n_cols, y + t * w->n_rows, w->n_rows, p->n,
+                     k->panel_rows);
         }
     }
 }
 
 /* Up to FLOAT_PANELS * panel_rows rows by float or bfloat panels. */
 static void floats_rows(const struct sl_linear_call *c, const struct packed_x *x,
-                        const struct rows *rows, bool bfloats)
+                        const struct piece *p, bool bfloats)
 {
-    const struct sl_linear_panel_kernels *k = c->kernels->panels;
-    const struct sl_matrix *w = &c->op->part[rows->part].w;
+    const struct sl_linear_panel_kernels *kernels = c->kernels->panels;
+    const struct sl_matrix *w = &c->op->part[p->part].w;
     union panels *own = (union panels *)(void *)c->own;
     const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
     const int range = SL_LINEAR_FLOATS_STEPS * (bfloats ? 2 : 1);
-    float *y = c->op->part[rows->part].y + rows->first;
+    float *y = c->op->part[p->part].y + p->first;
     for (int64_t col = 0; col < x->n_cols; col += range) {
         const int n_cols = (int)(x->n_cols - col < range ? x->n_cols - col : range);
         const int n_steps = bfloats ? (n_cols + 1) / 2 : n_cols;
-        for (int r = 0, p = 0; r < rows->n; r += k->panel_rows, p++) {
-            const char *data = weights_at(c, rows, 0) + (size_t)r * row_bytes;
-            const int n = min_int(k->panel_rows, rows->n - r);
-            (bfloats ? k->build_bfloats : k->build_floats)(w->type, data, row_bytes, n, col, n_cols,
-                                                           own->floats.panel[p], own->floats.rows);
+        for (int r = 0, i = 0; r < p->n; r += kernels->panel_rows, i++) {
+            const char *data = weights_at(c, p, 0) + (size_t)r * row_bytes;
+            const int n = min_int(kernels->panel_rows, p->n - r);
+            (bfloats ? kernels->build_bfloats : kernels->build_floats)(
+                w->type, data, row_bytes, n, col, n_cols, own->floats.panel[i], own->floats.rows);
         }
-        for (int t = 0; t < c->n_tokens; t += k->floats_tokens) {
-            const int n = min_int(k->floats_tokens, c->n_tokens - t);
+        for (int t = p->token; t < p->end_token; t += kernels->floats_tokens) {
+            const int n = min_int(kernels->floats_tokens, p->end_token - t);
             const void *tile = bfloats ? (void *)bfloats_at(x, t, n, col) : own->floats.tile;
-            for (int i = 0; !bfloats && i < n; i++) {
-                memcpy(own->floats.tile + i * SL_LINEAR_FLOATS_STRIDE,
-                       c->op->x + (t + i) * x->n_cols + col, (size_t)n_cols * sizeof(float));
+            for (int k = 0; !bfloats && k < n; k++) {
+                memcpy(own->floats.tile + k * SL_LINEAR_FLOATS_STRIDE,
+                       c->op->x + (t + k) * x->n_cols + col, (size_t)n_cols * sizeof(float));
             }
-            for (int r = 0, p = 0; r < rows->n; r += k->panel_rows, p++) {
-                run_tile(bfloats ? k->tile_bfloats : k->tile_floats, own->floats.panel[p], tile, n,
-                         n_steps, y + t * w->n_rows + r, w->n_rows,
-                         min_int(k->panel_rows, rows->n - r), k->panel_rows);
+            for (int r = 0, i = 0; r < p->n; r += kernels->panel_rows, i++) {
+                run_tile(bfloats ? kernels->tile_bfloats : kernels->tile_floats,
+                         own->floats.panel[i], tile, n, n_steps, y + t * w->n_rows + r, w->n_rows,
+                         min_int(kernels->panel_rows, p->n - r), kernels->panel_rows);
             }
         }
     }
 }
 
 /* The start value of the sums. */
-static void start_rows(const struct sl_linear_call *c, const struct rows *rows)
+static void start_piece(const struct sl_linear_call *c, const struct piece *p)
 {
-    const int64_t stride = c->op->part[rows->part].w.n_rows;
-    const float *bias = c->op->part[rows->part].bias;
-    for (int t = 0; t < c->n_tokens; t++) {
-        float *y = c->op->part[rows->part].y + t * stride + rows->first;
+    const int64_t stride = c->op->part[p->part].w.n_rows;
+    const float *bias = c->op->part[p->part].bias;
+    for (int t = p->token; t < p->end_token; t++) {
+        float *y = c->op->part[p->part].y + t * stride + p->first;
         if (!c->op->accumulate) {
-            memset(y, 0, (size_t)rows->n * sizeof(float));
+            memset(y, 0, (size_t)p->n * sizeof(float));
         }
-        for (int r = 0; bias != NULL && r < rows->n; r++) {
-            y[r] += bias[rows->first + r];
+        for (int r = 0; bias != NULL && r < p->n; r++) {
+            y[r] += bias[p->first + r];
         }
     }
 }
 
-static void run_part(const struct sl_linear_call *c, const struct packed_x *x, struct rows rows)
+static void multiply(const struct sl_linear_call *c, const struct packed_x *x,
+                     const struct piece *p)
 {
-    start_rows(c, &rows);
-    const enum sl_linear_panel_kind kind = panel_kind(c, rows.part);
+    start_piece(c, p);
+    const enum sl_linear_panel_kind kind = panel_kind(c, p->part);
     if (kind != SL_LINEAR_BYTES) {
-        floats_rows(c, x, &rows, kind == SL_LINEAR_BFLOATS);
+        floats_rows(c, x, p, kind == SL_LINEAR_BFLOATS);
         return;
     }
     const int panel_rows = c->kernels->panels->panel_rows;
-    for (int r = 0; r < rows.n; r += panel_rows) {
-        const struct rows some = {rows.part, rows.first + r, min_int(panel_rows, rows.n - r)};
+    struct piece some = *p;
+    for (int r = 0; r < p->n; r += panel_rows) {
+        some.first = p->first + r;
+        some.n = min_int(panel_rows, p->n - r);
         bytes_rows(c, x, &some);
     }
 }
 
-static void activate(const struct sl_linear_call *c, struct rows rows)
+static void run_piece(const struct sl_linear_call *c, const struct packed_x *x, struct piece p)
 {
+    multiply(c, x, &p);
+    if (c->op->activation == SL_ACT_NONE) {
+        return;
+    }
+    p.part = 1;
+    multiply(c, x, &p);
     const int64_t stride = c->op->part[0].w.n_rows;
-    for (int t = 0; t < c->n_tokens; t++) {
-        float *gate = c->op->part[0].y + t * stride + rows.first;
-        const float *up = c->op->part[1].y + t * stride + rows.first;
-        c->kernels->activate(c->op->activation, gate, up, gate, rows.n);
+    for (int t = p.token; t < p.end_token; t++) {
+        float *gate = c->op->part[0].y + t * stride + p.first;
+        const float *up = c->op->part[1].y + t * stride + p.first;
+        c->kernels->activate(c->op->activation, gate, up, gate, p.n);
+    }
+}
+
+/* How the work is shared: each part is cut into units of panel_rows rows, and the tokens of a unit
+ * into the same number of splits. Split after split, unit after unit, part after part, each thread
+ * takes a contiguous stretch of equal cost; so at most two threads unpack the same rows. */
+struct shares {
+    int n_parts, n_splits;
+    int token_unit; /* splits begin at whole tiles of both kinds */
+    int64_t units[SL_LINEAR_MAX_PARTS];
+    int64_t cost[SL_LINEAR_MAX_PARTS]; /* of one split of one unit */
+    int64_t total;
+};
+
+#define SPLITS_PER_THREAD 8
+
+static struct shares make_shares(const struct sl_linear_call *c)
+{
+    /* Cost of a multiplication by kind of panel. */
+    static const int cost[] = {
+        [SL_LINEAR_BYTES] = 2, [SL_LINEAR_FLOATS] = 7, [SL_LINEAR_BFLOATS] = 4};
+    const struct sl_linear_panel_kernels *k = c->kernels->panels;
+    struct shares s = {.n_parts = c->op->activation != SL_ACT_NONE ? 1 : c->op->n_parts,
+                       .token_unit = k->bytes_tokens * k->floats_tokens / 2};
+    int64_t n_units = 0;
+    for (int i = 0; i < s.n_parts; i++) {
+        s.units[i] = (c->op->part[i].w.n_rows + k->panel_rows - 1) / k->panel_rows;
+        s.cost[i] = cost[panel_kind(c, i)];
+        n_units += s.units[i];
+    }
+    const int64_t wanted = (SPLITS_PER_THREAD * (int64_t)c->n_threads + n_units - 1) / n_units;
+    const int64_t most = (c->n_tokens + s.token_unit - 1) / s.token_unit;
+    s.n_splits = c->n_threads == 1 ? 1 : (int)(wanted < most ? wanted : most);
+    for (int i = 0; i < s.n_parts; i++) {
+        s.total += s.units[i] * s.n_splits * s.cost[i];
+    }
+    return s;
+}
+
+/* The first item (split of a unit) of part i at or after `cost` of all. */
+static int64_t item_at(const struct shares *s, int i, int64_t cost)
+{
+    for (int before = 0; before < i; before++) {
+        cost -= s->units[before] * s->n_splits * s->cost[before];
+    }
+    const int64_t item = cost <= 0 ? 0 : (cost + s->cost[i] - 1) / s->cost[i];
+    const int64_t n_items = s->units[i] * s->n_splits;
+    return item < n_items ? item : n_items;
+}
+
+static int split_token(const struct sl_linear_call *c, const struct shares *s, int split)
+{
+    const int n_units = (c->n_tokens + s->token_unit - 1) / s->token_unit;
+    return min_int(c->n_tokens, n_units * split / s->n_splits * s->token_unit);
+}
+
+static void run_items(const struct sl_linear_call *c, const struct packed_x *x,
+                      const struct shares *s, int part, int64_t item, int64_t end)
+{
+    const int panel_rows = c->kernels->panels->panel_rows;
+    while (item < end) {
+        const int split = (int)(item % s->n_splits);
+        int64_t n_items = s->n_splits - split < end - item ? s->n_splits - split : end - item;
+        int64_t n_units = 1;
+        if (n_items == s->n_splits) { /* all tokens: several units at once */
+            n_units = (end - item) / s->n_splits;
+            n_units = n_units < FLOAT_PANELS ? n_units : FLOAT_PANELS;
+        }
+        struct piece p = {.part = part,
+                          .first = item / s->n_splits * panel_rows,
+                          .token = split_token(c, s, split),
+                          .end_token = split_token(c, s, split + (int)n_items)};
+        const int64_t left = c->op->part[part].w.n_rows - p.first;
+        p.n = (int)(left < n_units * panel_rows ? left : n_units * panel_rows);
+        run_piece(c, x, p);
+        item += n_units * n_items;
     }
 }
 
@@ -333,18 +419,10 @@ void sl_linear_run_panels(const struct sl_linear_call *c)
     struct packed_x x = {.n_cols = c->op->part[0].w.n_cols};
     layout_x(c, &x);
     pack_x(c, &x);
-    const bool gated = c->op->activation != SL_ACT_NONE;
-    const int step = FLOAT_PANELS * c->kernels->panels->panel_rows;
-    for (int i = 0; i < (gated ? 1 : c->op->n_parts); i++) {
-        int64_t first, end;
-        sl_linear_share(c, i, c->kernels->panels->panel_rows, &first, &end);
-        for (int64_t row = first; row < end; row += step) {
-            const int n = (int)(end - row < step ? end - row : step);
-            run_part(c, &x, (struct rows){i, row, n});
-            if (gated) {
-                run_part(c, &x, (struct rows){1, row, n});
-                activate(c, (struct rows){0, row, n});
-            }
-        }
+    const struct shares s = make_shares(c);
+    const int64_t from = s.total * c->thread / c->n_threads;
+    const int64_t to = s.total * (c->thread + 1) / c->n_threads;
+    for (int i = 0; i < s.n_parts; i++) {
+        run_items(c, &x, &s, i, item_at(&s, i, from), item_at(&s, i, to));
     }
 }

@@ -369,8 +369,8 @@ static void test_threads(void **unused)
     assert_int_equal(sl_pool_create(&pool, &options, NULL), SLUICE_STATUS_OK);
     for (int t = 0; t < N_TYPES; t++) {
         for (int k = 0; k < 4; k++) {
-            static const int tokens[] = {1, 7, 40, 9};
-            static const int64_t rows[] = {3, 100, 130, 1};
+            static const int tokens[] = {1, 7, 130, 9};
+            static const int64_t rows[] = {3, 100, 70, 1};
             const int64_t n_cols = k == 1 ? 6144 : 512;
             struct problem p = problem_create(tokens[k], n_cols, false);
             add_part(&p, types[t], rows[k], n_cols, true);
