@@ -7,34 +7,6 @@
 
 #include "cpu/linear_internal.h"
 
-#if defined(__x86_64__)
-static const struct sl_cpu_linear_kernels avx2 = {&sl_linear_rows_avx2, &sl_linear_panels_avx2,
-                                                  sl_linear_activate_avx2};
-static const struct sl_cpu_linear_kernels avx512 = {
-    &sl_linear_rows_avx512, &sl_linear_panels_avx512, sl_linear_activate_avx512};
-static const struct sl_cpu_linear_kernels avx512vnni = {
-    &sl_linear_rows_avx512vnni, &sl_linear_panels_avx512vnni, sl_linear_activate_avx512};
-static const struct sl_cpu_linear_kernels avx512bf16 = {
-    &sl_linear_rows_avx512vnni, &sl_linear_panels_avx512bf16, sl_linear_activate_avx512};
-#endif
-static const struct sl_cpu_linear_kernels scalar = {NULL, NULL, sl_linear_activate_scalar};
-
-const struct sl_cpu_linear_kernels *sl_cpu_linear_kernels(enum sl_cpu_level level)
-{
-    switch (level) {
-#if defined(__x86_64__)
-    case SL_CPU_AVX2:
-        return &avx2;
-    case SL_CPU_AVX512:
-        return &avx512;
-    case SL_CPU_AVX512VNNI:
-        return __builtin_cpu_supports("avx512bf16") ? &avx512bf16 : &avx512vnni;
-#endif
-    default:
-        return &scalar;
-    }
-}
-
 /* The first row of part i at or after byte `at` of all parts laid end to end, a multiple of
  * `unit`. */
 static int64_t row_at(const struct sl_op_linear *op, int i, size_t at, int unit)
@@ -89,6 +61,17 @@ static void run_scalar(const struct sl_linear_call *c)
     }
 }
 
+void sl_linear_run(const struct sl_linear_call *c)
+{
+    if (c->kernels->rows == NULL) {
+        run_scalar(c);
+    } else if (c->n_tokens <= SL_LINEAR_ROWS_TOKENS) {
+        sl_linear_run_rows(c);
+    } else {
+        sl_linear_run_panels(c);
+    }
+}
+
 void sl_cpu_linear(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch,
                    void *thread_scratch, struct sl_pool *pool_or_null, int thread, int n_threads)
 {
@@ -102,11 +85,5 @@ void sl_cpu_linear(const struct sl_cpu_kernels *k, const struct sl_op *op, void 
         .thread = thread,
         .n_threads = n_threads,
     };
-    if (call.kernels->rows == NULL) {
-        run_scalar(&call);
-    } else if (op->n_tokens <= SL_LINEAR_ROWS_TOKENS) {
-        sl_linear_run_rows(&call);
-    } else {
-        sl_linear_run_panels(&call);
-    }
+    sl_linear_run(&call);
 }

@@ -144,10 +144,19 @@ struct sl_linear_panel_kernels {
 };
 
 struct sl_cpu_linear_kernels {
+    const char *name;
+    enum sl_cpu_level level; /* that this set belongs to; a level may have several */
+    unsigned features;       /* what it needs beyond its level: SL_LINEAR_NEEDS_* */
     const struct sl_linear_rows_kernels *rows; /* NULL: the scalar way for everything */
     const struct sl_linear_panel_kernels *panels;
     sl_linear_activate_fn *activate;
 };
+
+#define SL_LINEAR_NEEDS_AVX_VNNI 1u
+#define SL_LINEAR_NEEDS_AVX512_BF16 2u
+
+/* The sets that this processor runs, rising; NULL past the last. */
+const struct sl_cpu_linear_kernels *sl_linear_variant(int i);
 
 /* One thread's part in one op. */
 struct sl_linear_call {
@@ -164,6 +173,8 @@ struct sl_linear_call {
  * end are cut into equal numbers of bytes. */
 void sl_linear_share(const struct sl_linear_call *c, int i, int unit, int64_t *first, int64_t *end);
 
+/* The whole of a thread's part, whichever way it goes. */
+void sl_linear_run(const struct sl_linear_call *c);
 void sl_linear_run_rows(const struct sl_linear_call *c);
 void sl_linear_run_panels(const struct sl_linear_call *c);
 /* Rows first .. end - 1 of a part, without activation. */
@@ -173,9 +184,11 @@ void sl_linear_scalar_rows(const struct sl_op_linear *op, int part, int32_t n_to
 sl_linear_activate_fn sl_linear_activate_scalar;
 #if defined(__x86_64__)
 extern const struct sl_linear_rows_kernels sl_linear_rows_avx2;
+extern const struct sl_linear_rows_kernels sl_linear_rows_avxvnni;
 extern const struct sl_linear_rows_kernels sl_linear_rows_avx512;
 extern const struct sl_linear_rows_kernels sl_linear_rows_avx512vnni;
 extern const struct sl_linear_panel_kernels sl_linear_panels_avx2;
+extern const struct sl_linear_panel_kernels sl_linear_panels_avxvnni;
 extern const struct sl_linear_panel_kernels sl_linear_panels_avx512;
 extern const struct sl_linear_panel_kernels sl_linear_panels_avx512vnni;
 extern const struct sl_linear_panel_kernels sl_linear_panels_avx512bf16; /* with VNNI */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products of every level against the scalar reference.
+ * Matrix products of every set of kernels against the scalar reference.
  *
  * The kernels round activations to 8 bits in blocks of 32. Most tests use activations that survive
  * this exactly (whole multiples of a power of two up to 127, with 127 in every block), so that the
@@ -23,6 +23,7 @@
 #include "base/mem.h"
 #include "cpu/cpu.h"
 #include "cpu/kernels.h"
+#include "cpu/linear_internal.h"
 #include "op/op.h"
 
 #define N_TYPES 16
@@ -164,7 +165,31 @@ static void problem_destroy(struct problem *p)
     free(p->x);
 }
 
-static void run(struct problem *p, enum sl_cpu_level level, struct sl_pool *pool, int n_threads)
+struct team_run {
+    const struct problem *p;
+    const struct sl_cpu_linear_kernels *kernels;
+    struct sl_pool *pool;
+    char *scratch, *own;
+};
+
+static void run_thread(void *arg, int thread, int n_threads)
+{
+    const struct team_run *r = arg;
+    const struct sl_linear_call call = {
+        .kernels = r->kernels,
+        .op = &r->p->op.linear,
+        .n_tokens = r->p->op.n_tokens,
+        .scratch = r->scratch,
+        .own = r->own + (size_t)thread * SL_CPU_THREAD_SCRATCH_BYTES,
+        .pool = n_threads > 1 ? r->pool : NULL,
+        .thread = thread,
+        .n_threads = n_threads,
+    };
+    sl_linear_run(&call);
+}
+
+static void run(struct problem *p, const struct sl_cpu_linear_kernels *kernels,
+                struct sl_pool *pool, int n_threads)
 {
     for (int i = 0; i < p->op.linear.n_parts; i++) {
         const size_t n = y_items(p, i);
@@ -172,12 +197,22 @@ static void run(struct problem *p, enum sl_cpu_level level, struct sl_pool *pool
         memcpy(p->y[i] + 1, p->initial[i], n * sizeof(float));
         p->op.linear.part[i].y = p->y[i] + 1;
     }
-    const size_t bytes = sl_cpu_scratch_bytes(sl_op_scratch_bytes(&p->op), n_threads);
-    void *scratch = sl_alloc_aligned(SL_MEM_CPU, bytes, 64);
-    assert_non_null(scratch);
-    memset(scratch, 0xff, bytes); /* NaN wherever stale memory is used */
-    sl_cpu_run(sl_cpu_kernels(level), pool, &p->op, 1, scratch);
-    sl_free(scratch);
+    const size_t own_bytes = (size_t)n_threads * SL_CPU_THREAD_SCRATCH_BYTES;
+    const size_t bytes = sl_op_scratch_bytes(&p->op);
+    struct team_run r = {.p = p, .kernels = kernels, .pool = pool};
+    r.scratch = sl_alloc_aligned(SL_MEM_CPU, bytes + own_bytes + 64, 64);
+    assert_non_null(r.scratch);
+    r.own = r.scratch + bytes + 64;
+    memset(r.scratch, 0xff, bytes + 64 + own_bytes); /* NaN wherever stale memory is used */
+    if (pool != NULL) {
+        sl_pool_run(pool, run_thread, &r);
+    } else {
+        run_thread(&r, 0, 1);
+    }
+    for (size_t i = 0; i < 64; i++) {
+        assert_int_equal((uint8_t)r.scratch[bytes + i], 0xff); /* the op's scratch was enough */
+    }
+    sl_free(r.scratch);
     for (int i = 0; i < p->op.linear.n_parts; i++) {
         assert_true(p->y[i][0] == GUARD && p->y[i][y_items(p, i) + 1] == GUARD);
     }
@@ -198,18 +233,16 @@ static double distance(const struct problem *p, int i)
 static void check(struct problem *p, double bound, const char *what)
 {
     const int n_results = p->op.linear.activation != SL_ACT_NONE ? 1 : p->op.linear.n_parts;
-    for (enum sl_cpu_level level = SL_CPU_SCALAR; level < SL_CPU_N_LEVELS; level++) {
-        if (!sl_cpu_level_supported(level)) {
-            continue;
-        }
-        run(p, level, NULL, 1);
+    const struct sl_cpu_linear_kernels *kernels;
+    for (int v = 0; (kernels = sl_linear_variant(v)) != NULL; v++) {
+        run(p, kernels, NULL, 1);
         for (int i = 0; i < n_results; i++) {
             const double d = distance(p, i);
             if (!(d <= bound)) {
                 const struct sl_matrix *w = &p->op.linear.part[i].w;
                 fail_msg("%s, %s, part %d: %s [%d, %d], %d tokens: distance %g above %g", what,
-                         sl_cpu_level_name(level), i, sl_type_name(w->type), (int)w->n_rows,
-                         (int)w->n_cols, p->op.n_tokens, d, bound);
+                         kernels->name, i, sl_type_name(w->type), (int)w->n_rows, (int)w->n_cols,
+                         p->op.n_tokens, d, bound);
             }
         }
     }
@@ -376,17 +409,15 @@ static void test_threads(void **unused)
             add_part(&p, types[t], rows[k], n_cols, true);
             add_part(&p, types[(t + 3) % N_TYPES], rows[k] + 40, n_cols, false);
             problem_finish(&p);
-            for (enum sl_cpu_level level = SL_CPU_SCALAR; level < SL_CPU_N_LEVELS; level++) {
-                if (!sl_cpu_level_supported(level)) {
-                    continue;
-                }
-                run(&p, level, NULL, 1);
+            const struct sl_cpu_linear_kernels *kernels;
+            for (int v = 0; (kernels = sl_linear_variant(v)) != NULL; v++) {
+                run(&p, kernels, NULL, 1);
                 for (int i = 0; i < 2; i++) {
                     memcpy(p.expected[i], p.y[i] + 1, y_items(&p, i) * sizeof(float));
                 }
                 for (int n = 2; n <= 5; n++) {
                     sl_pool_limit(pool, n);
-                    run(&p, level, pool, n);
+                    run(&p, kernels, pool, n);
                     for (int i = 0; i < 2; i++) {
                         assert_memory_equal(p.expected[i], p.y[i] + 1,
                                             y_items(&p, i) * sizeof(float));
@@ -413,6 +444,30 @@ static void test_many_tokens(void **unused)
     }
 }
 
+/* Through the op list: the set that a level stands for. */
+static void test_levels(void **unused)
+{
+    (void)unused;
+    for (enum sl_cpu_level level = SL_CPU_SCALAR; level < SL_CPU_N_LEVELS; level++) {
+        if (!sl_cpu_level_supported(level)) {
+            continue;
+        }
+        assert_true(sl_cpu_linear_kernels(level)->level <= level);
+        struct problem p = problem_create(3, 512, true);
+        add_part(&p, SL_TYPE_Q4_K, 100, 512, true);
+        problem_finish(&p);
+        run(&p, sl_cpu_linear_kernels(level), NULL, 1);
+        memcpy(p.expected[0], p.y[0] + 1, y_items(&p, 0) * sizeof(float));
+        void *scratch =
+            sl_alloc_aligned(SL_MEM_CPU, sl_cpu_scratch_bytes(sl_op_scratch_bytes(&p.op), 1), 64);
+        assert_non_null(scratch);
+        sl_cpu_run(sl_cpu_kernels(level), NULL, &p.op, 1, scratch);
+        sl_free(scratch);
+        assert_memory_equal(p.expected[0], p.y[0] + 1, y_items(&p, 0) * sizeof(float));
+        problem_destroy(&p);
+    }
+}
+
 int main(void)
 {
     state = 20260601;
@@ -421,7 +476,7 @@ int main(void)
         cmocka_unit_test(test_rounding),    cmocka_unit_test(test_parts),
         cmocka_unit_test(test_accumulate),  cmocka_unit_test(test_activation),
         cmocka_unit_test(test_extremes),    cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_many_tokens),
+        cmocka_unit_test(test_many_tokens), cmocka_unit_test(test_levels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

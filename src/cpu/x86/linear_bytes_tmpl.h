@@ -125,7 +125,7 @@ INLINE void int_products(vi sums[][2], const uint8_t *q, const int8_t *x, const 
     for (int t = 0; t < n_tokens; t++) {
         sums[t][0] = sums[t][1] = start != NULL ? vi_set1(start[t]) : vi_zero();
     }
-#ifdef __AVX512VNNI__
+#if HAVE_DPBUSD
     (void)add;
     for (int k = 0; k < n_steps; k++) {
         const vi w0 = vi_load(q + 2 * k * V_BYTES);
@@ -235,7 +235,7 @@ INLINE void tile_body(const struct sl_linear_panel *panel, const struct sl_linea
     }
 
 /* Sums of `add` products of levels up to L with 127, in pairs, fit 16 bits: 2 * 127 * L * add. */
-#ifdef __AVX512VNNI__
+#if HAVE_DPBUSD
 TILE_FUNCTION(tile_offset, false, false, 0)
 TILE_FUNCTION(tile_min, true, false, 0)
 TILE_FUNCTION(tile_offset16, false, true, 0)
@@ -304,7 +304,7 @@ BUILD_SUPERS(q6_k, 210, false, true)
     [SL_TYPE_Q5_K] = BYTES_ENTRY(0, false, q5_k, TILE_MIN_31),                                     \
     [SL_TYPE_Q6_K] = BYTES_ENTRY(32, true, q6_k, TILE_OFFSET16_63)
 
-#ifdef __AVX512VNNI__
+#if HAVE_DPBUSD
 /* Levels of all 8 bits overflow 16-bit sums, so these types need VNNI here. */
 BUILD_GROUPS(q8_0, 34, false)
 BUILD_GROUPS(iq4_nl, 18, false)

@@ -68,9 +68,11 @@ INLINE void add_fifth_bits(struct group *g, const uint8_t *qh, size_t stride, in
     g->lo = _mm256_or_si256(g->lo, fifth_bits(a & 0xffff, b & 0xffff));
     g->hi = _mm256_or_si256(g->hi, fifth_bits(a >> 16, b >> 16));
 }
-INLINE vi lookup(const int8_t *levels, vi q)
+INLINE vi lookup(const int8_t *levels, int bias, vi q)
 {
-    const vi table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)levels));
+    const vi table =
+        _mm256_add_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)levels)),
+                        _mm256_set1_epi8((char)bias));
     return _mm256_shuffle_epi8(table, q);
 }
 
@@ -109,25 +111,25 @@ INLINE struct group load_q5_1(const uint8_t *p, int n)
 INLINE struct group load_q8_0(const uint8_t *p, int n)
 {
     struct group g;
-    g.lo = load_pieces(p + 2, 34, n);
-    g.hi = load_pieces(p + 18, 34, n);
+    const vi bias = _mm256_set1_epi8((char)BIAS_S8);
+    g.lo = _mm256_xor_si256(load_pieces(p + 2, 34, n), bias);
+    g.hi = _mm256_xor_si256(load_pieces(p + 18, 34, n), bias);
     g.d = g.m = load_f16_4(p, 34, n);
     return g;
 }
 INLINE struct group load_iq4_nl(const uint8_t *p, int n)
 {
     struct group g = load_q4_0(p, n);
-    g.lo = lookup(sl_iq4_values, g.lo);
-    g.hi = lookup(sl_iq4_values, g.hi);
+    g.lo = lookup(sl_iq4_values, BIAS_S8, g.lo);
+    g.hi = lookup(sl_iq4_values, BIAS_S8, g.hi);
     return g;
 }
 INLINE struct group load_mxfp4(const uint8_t *p, int n)
 {
-    const vi twelve = _mm256_set1_epi8(12);
     struct group g;
     set_nibbles(&g, load_pieces(p + 1, 17, n));
-    g.lo = _mm256_add_epi8(lookup(sl_mxfp4_values, g.lo), twelve);
-    g.hi = _mm256_add_epi8(lookup(sl_mxfp4_values, g.hi), twelve);
+    g.lo = lookup(sl_mxfp4_values, 12, g.lo);
+    g.hi = lookup(sl_mxfp4_values, 12, g.hi);
     const float d0 = sl_mxfp4_scale(p[0]);
     const float d1 = n > 1 ? sl_mxfp4_scale(p[17]) : 0.0f;
     g.d = g.m = _mm256_set_m128(_mm_set1_ps(d1), _mm_set1_ps(d0));
@@ -244,7 +246,8 @@ INLINE struct super load_iq4_xs(const uint8_t *p)
     scale_s8(b.s, iq4xs_scales(p), p);
     for (int g = 0; g < 8; g++) {
         const vi qs = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)(p + 8 + 16 * g)));
-        b.q[g] = lookup(sl_iq4_values, _mm256_and_si256(_mm256_srlv_epi64(qs, shift), low));
+        b.q[g] =
+            lookup(sl_iq4_values, BIAS_S8, _mm256_and_si256(_mm256_srlv_epi64(qs, shift), low));
     }
     b.m[0] = b.s[0];
     b.m[1] = b.s[1];

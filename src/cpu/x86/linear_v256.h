@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The vector operations of the product kernels, 256 bits wide, under the names of linear_v512.h.
+ * VNNI in its form without AVX-512 is used where the including file is compiled for it.
  */
 #ifndef SL_CPU_X86_LINEAR_V256_H
 #define SL_CPU_X86_LINEAR_V256_H
@@ -11,7 +12,13 @@
 
 #define V_BYTES 32
 #define V_LANES 8
+#ifdef __AVXVNNI__
+#define HAVE_DPBUSD 1
+#define BIAS_S8 128
+#else
+#define HAVE_DPBUSD 0
 #define BIAS_S8 0
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 typedef __m256i vi;
@@ -69,25 +76,48 @@ INLINE void prefetch(const void *p)
     _mm_prefetch(p, _MM_HINT_T0);
 }
 
+#if HAVE_DPBUSD
+INLINE vi vi_dpbusd(vi sum, vi w, vi x)
+{
+    return _mm256_dpbusd_avx_epi32(sum, w, x);
+}
+#endif
+
 /* Four products of bytes per lane, 0 <= w < 64. */
 INLINE vi dot_u(vi w, vi x)
 {
+#if HAVE_DPBUSD
+    return vi_dpbusd(_mm256_setzero_si256(), w, x);
+#else
     return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+#endif
 }
 /* The same of two pairs of vectors, added. */
 INLINE vi dot2_u(vi w0, vi x0, vi w1, vi x1)
 {
+#if HAVE_DPBUSD
+    return vi_dpbusd(dot_u(w0, x0), w1, x1);
+#else
     const vi sum = _mm256_add_epi16(_mm256_maddubs_epi16(w0, x0), _mm256_maddubs_epi16(w1, x1));
     return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+#endif
 }
-/* Signed weights: the sign moves to the activations. */
+/* Signed weights, with BIAS_S8 added; without a bias the sign moves to the activations. */
 INLINE vi dot_s(vi w, vi x)
 {
+#if HAVE_DPBUSD
+    return dot_u(w, x);
+#else
     return dot_u(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+#endif
 }
 INLINE vi dot2_s(vi w0, vi x0, vi w1, vi x1)
 {
+#if HAVE_DPBUSD
+    return dot2_u(w0, x0, w1, x1);
+#else
     return _mm256_add_epi32(dot_s(w0, x0), dot_s(w1, x1));
+#endif
 }
 
 INLINE vi vi_zero(void)

@@ -16,8 +16,10 @@
 #define V_BYTES 64
 #define V_LANES 16
 #ifdef __AVX512VNNI__
+#define HAVE_DPBUSD 1
 #define BIAS_S8 128
 #else
+#define HAVE_DPBUSD 0
 #define BIAS_S8 0
 #endif
 #define INLINE static inline __attribute__((always_inline))
@@ -81,7 +83,7 @@ INLINE void prefetch(const void *p)
 /* Four products of bytes per lane, 0 <= w < 64. */
 INLINE vi dot_u(vi w, vi x)
 {
-#ifdef __AVX512VNNI__
+#if HAVE_DPBUSD
     return _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, x);
 #else
     return _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1));
@@ -90,14 +92,14 @@ INLINE vi dot_u(vi w, vi x)
 /* The same of two pairs of vectors, added. */
 INLINE vi dot2_u(vi w0, vi x0, vi w1, vi x1)
 {
-#ifdef __AVX512VNNI__
+#if HAVE_DPBUSD
     return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w0, x0), w1, x1);
 #else
     const vi sum = _mm512_add_epi16(_mm512_maddubs_epi16(w0, x0), _mm512_maddubs_epi16(w1, x1));
     return _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
 #endif
 }
-#ifndef __AVX512VNNI__
+#if !HAVE_DPBUSD
 INLINE vi madd_signed(vi w, vi x)
 {
     const vi sx = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
@@ -107,7 +109,7 @@ INLINE vi madd_signed(vi w, vi x)
 /* Signed weights, with BIAS_S8 added. */
 INLINE vi dot_s(vi w, vi x)
 {
-#ifdef __AVX512VNNI__
+#if HAVE_DPBUSD
     return dot_u(w, x);
 #else
     return madd_signed(w, x);
@@ -115,7 +117,7 @@ INLINE vi dot_s(vi w, vi x)
 }
 INLINE vi dot2_s(vi w0, vi x0, vi w1, vi x1)
 {
-#ifdef __AVX512VNNI__
+#if HAVE_DPBUSD
     return dot2_u(w0, x0, w1, x1);
 #else
     return _mm512_add_epi32(madd_signed(w0, x0), madd_signed(w1, x1));
@@ -146,7 +148,7 @@ INLINE vi vi_widen16(vi a)
 {
     return _mm512_madd_epi16(a, _mm512_set1_epi16(1));
 }
-#ifdef __AVX512VNNI__
+#if HAVE_DPBUSD
 INLINE vi vi_dpbusd(vi sum, vi w, vi x)
 {
     return _mm512_dpbusd_epi32(sum, w, x);
