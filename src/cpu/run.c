@@ -79,6 +79,12 @@ static void run_op(const struct sl_cpu_thread *t, const struct sl_op *op)
     case SL_OP_ATTENTION:
         sl_cpu_attention(t, op);
         break;
+    case SL_OP_ROUTER:
+    case SL_OP_EXPERTS:
+        if (t->thread == 0) {
+            sl_op_run_ref(op);
+        }
+        break;
     case SL_OP_N_KINDS:
         break;
     }

@@ -16,7 +16,8 @@ const char *sl_op_kind_name(enum sl_op_kind kind)
 {
     static const char *const names[SL_OP_N_KINDS] = {
         [SL_OP_NORM] = "norm",         [SL_OP_LINEAR] = "linear",       [SL_OP_ROPE] = "rope",
-        [SL_OP_KV_STORE] = "kv_store", [SL_OP_ATTENTION] = "attention",
+        [SL_OP_KV_STORE] = "kv_store", [SL_OP_ATTENTION] = "attention", [SL_OP_ROUTER] = "router",
+        [SL_OP_EXPERTS] = "experts",
     };
     return (unsigned)kind < SL_OP_N_KINDS ? names[kind] : "unknown";
 }
@@ -31,12 +32,60 @@ static size_t round_up(size_t n, size_t to)
     return (n + to - 1) / to * to;
 }
 
+/* Rows of n_cols activations, packed to 8-bit blocks or rounded to f16. */
+static size_t packed_bytes(size_t n_rows, size_t n_cols)
+{
+    return n_rows * round_up(n_cols, 256) * 9 / 4;
+}
+
+/* Elements of the widest activation that a chunk of pairs may have, and the least pairs. */
+#define CHUNK_ELEMENTS (1 << 23)
+#define CHUNK_MIN_PAIRS 256
+
+int32_t sl_op_experts_chunk(const struct sl_op *op)
+{
+    const struct sl_op_experts *o = &op->experts;
+    const int64_t widest = o->gate.n_cols > o->gate.n_rows ? o->gate.n_cols : o->gate.n_rows;
+    const int64_t pairs = (int64_t)op->n_tokens * o->n_used;
+    int64_t chunk = CHUNK_ELEMENTS / widest;
+    chunk = chunk < CHUNK_MIN_PAIRS ? CHUNK_MIN_PAIRS : chunk;
+    return (int32_t)(pairs < chunk ? pairs : chunk);
+}
+
+/* What a product of this type may want of an input row. */
+static size_t input_bytes(size_t n_rows, size_t n_cols, enum sl_type type)
+{
+    const struct sl_type_traits *t = sl_type_traits(type);
+    const bool is_float = t != NULL && t->block_items == 1;
+    return is_float ? n_rows * round_up(n_cols, 256) * sizeof(float) : packed_bytes(n_rows, n_cols);
+}
+
+static size_t experts_scratch_bytes(const struct sl_op *op)
+{
+    const struct sl_op_experts *o = &op->experts;
+    const size_t chunk = (size_t)sl_op_experts_chunk(op);
+    const size_t n_embd = (size_t)o->gate.n_cols;
+    const size_t n_ff = (size_t)o->gate.n_rows;
+    const size_t n_pairs = (size_t)op->n_tokens * (size_t)o->n_used;
+    size_t bytes = 32 * (n_pairs + (size_t)o->n) + 4096;
+    bytes += packed_bytes(round_up((size_t)op->n_tokens, 64), n_embd);
+    bytes += input_bytes(chunk, n_embd, o->gate.type);
+    bytes += o->up.type != o->gate.type ? input_bytes(chunk, n_embd, o->up.type) : 0;
+    return bytes + chunk * round_up(n_ff, 256) * sizeof(float) + packed_bytes(chunk, n_ff);
+}
+
 size_t sl_op_scratch_bytes(const struct sl_op *op)
 {
     size_t bytes = 0;
     if (op->kind == SL_OP_LINEAR) {
         const size_t n_cols = (size_t)op->linear.part[0].w.n_cols;
-        bytes = round_up((size_t)op->n_tokens, 64) * round_up(n_cols, 256) * 9 / 4;
+        bytes = packed_bytes(round_up((size_t)op->n_tokens, 64), n_cols);
+    } else if (op->kind == SL_OP_ROUTER) {
+        const struct sl_matrix *w = &op->router.w;
+        bytes = round_up((size_t)op->n_tokens * (size_t)w->n_rows * sizeof(float), 256) +
+                packed_bytes(round_up((size_t)op->n_tokens, 64), (size_t)w->n_cols);
+    } else if (op->kind == SL_OP_EXPERTS) {
+        bytes = experts_scratch_bytes(op);
     } else if (op->kind == SL_OP_ATTENTION && op->n_tokens <= SL_ATTN_SPLIT_TOKENS) {
         /* A partial result is the weighted values, the running maximum and the sum. */
         const size_t n_rows = (size_t)op->n_tokens * (size_t)op->attention.n_heads;
@@ -55,19 +104,26 @@ static enum sluice_status validate_norm(const struct sl_op_norm *op, struct slui
     return SLUICE_STATUS_OK;
 }
 
+static enum sluice_status validate_shape(enum sl_type type, int64_t n_rows, int64_t n_cols,
+                                         const char *what, struct sluice_error *err)
+{
+    const struct sl_type_traits *t = sl_type_traits(type);
+    SL_CHECK(t != NULL && t->computes, INTERNAL, err, "%s has type %s (id %d)", what,
+             sl_type_name(type), (int)type);
+    SL_CHECK(n_rows >= 1 && n_rows <= MAX_DIM && n_cols >= 1 && n_cols <= MAX_DIM, INTERNAL, err,
+             "%s is %lld x %lld", what, (long long)n_rows, (long long)n_cols);
+    SL_CHECK(n_cols % t->block_items == 0, INTERNAL, err,
+             "%s has %lld columns, no multiple of the %u of a %s block", what, (long long)n_cols,
+             (unsigned)t->block_items, t->name);
+    return SLUICE_STATUS_OK;
+}
+
 static enum sluice_status validate_matrix(const struct sl_matrix *w, int part,
                                           struct sluice_error *err)
 {
-    const struct sl_type_traits *t = sl_type_traits(w->type);
-    SL_CHECK(t != NULL && t->computes, INTERNAL, err, "linear: part %d has type %s (id %d)", part,
-             sl_type_name(w->type), (int)w->type);
-    SL_CHECK(w->n_rows >= 1 && w->n_rows <= MAX_DIM && w->n_cols >= 1 && w->n_cols <= MAX_DIM,
-             INTERNAL, err, "linear: part %d is %lld x %lld", part, (long long)w->n_rows,
-             (long long)w->n_cols);
-    SL_CHECK(w->n_cols % t->block_items == 0, INTERNAL, err,
-             "linear: part %d has %lld columns, no multiple of the %u of a %s block", part,
-             (long long)w->n_cols, (unsigned)t->block_items, t->name);
-    return SLUICE_STATUS_OK;
+    static const char *const names[SL_LINEAR_MAX_PARTS] = {"linear: part 0", "linear: part 1",
+                                                           "linear: part 2", "linear: part 3"};
+    return validate_shape(w->type, w->n_rows, w->n_cols, names[part], err);
 }
 
 static enum sluice_status validate_linear(const struct sl_op_linear *op, struct sluice_error *err)
@@ -131,6 +187,44 @@ static enum sluice_status validate_attention(const struct sl_op_attention *op,
     return SLUICE_STATUS_OK;
 }
 
+static enum sluice_status validate_router(const struct sl_op_router *op, struct sluice_error *err)
+{
+    SL_TRY(validate_shape(op->w.type, op->w.n_rows, op->w.n_cols, "router: matrix", err));
+    SL_CHECK(op->w.n_rows <= SL_MAX_EXPERTS, INTERNAL, err, "router: %lld experts (at most %d)",
+             (long long)op->w.n_rows, SL_MAX_EXPERTS);
+    SL_CHECK(op->n_used >= 1 && op->n_used <= op->w.n_rows && op->n_used <= SL_MAX_EXPERTS_USED,
+             INTERNAL, err, "router: chooses %d of %lld experts (at most %d)", op->n_used,
+             (long long)op->w.n_rows, SL_MAX_EXPERTS_USED);
+    SL_CHECK(op->gating == SL_GATING_SOFTMAX || op->gating == SL_GATING_SIGMOID ||
+                 op->gating == SL_GATING_SOFTMAX_CHOSEN,
+             INTERNAL, err, "router: gating %d", (int)op->gating);
+    SL_CHECK(isfinite(op->scale), INTERNAL, err, "router: scale %g", (double)op->scale);
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status validate_experts(const struct sl_op_experts *op, struct sluice_error *err)
+{
+    const struct sl_experts_matrix *gate = &op->gate;
+    const struct sl_experts_matrix *up = &op->up;
+    const struct sl_experts_matrix *down = &op->down;
+    SL_TRY(validate_shape(gate->type, gate->n_rows, gate->n_cols, "experts: gate", err));
+    SL_TRY(validate_shape(up->type, up->n_rows, up->n_cols, "experts: up", err));
+    SL_TRY(validate_shape(down->type, down->n_rows, down->n_cols, "experts: down", err));
+    SL_CHECK(up->n_rows == gate->n_rows && up->n_cols == gate->n_cols &&
+                 down->n_rows == gate->n_cols && down->n_cols == gate->n_rows,
+             INTERNAL, err, "experts: gate %lld x %lld, up %lld x %lld, down %lld x %lld",
+             (long long)gate->n_rows, (long long)gate->n_cols, (long long)up->n_rows,
+             (long long)up->n_cols, (long long)down->n_rows, (long long)down->n_cols);
+    SL_CHECK(op->first >= 0 && op->n >= 1 && op->n <= SL_MAX_EXPERTS - op->first, INTERNAL, err,
+             "experts: %d from %d (at most %d)", op->n, op->first, SL_MAX_EXPERTS);
+    SL_CHECK(op->n_used >= 1 && op->n_used <= SL_MAX_EXPERTS_USED, INTERNAL, err,
+             "experts: %d used (at most %d)", op->n_used, SL_MAX_EXPERTS_USED);
+    SL_CHECK(op->activation == SL_ACT_SILU || op->activation == SL_ACT_GELU_TANH ||
+                 op->activation == SL_ACT_SWIGLU_CLAMPED,
+             INTERNAL, err, "experts: activation %d", (int)op->activation);
+    return SLUICE_STATUS_OK;
+}
+
 enum sluice_status sl_op_validate(const struct sl_op *op, struct sluice_error *err)
 {
     SL_CHECK(op->n_tokens >= 1 && op->n_tokens <= MAX_DIM, INTERNAL, err, "%s: %d tokens",
@@ -146,6 +240,10 @@ enum sluice_status sl_op_validate(const struct sl_op *op, struct sluice_error *e
         return validate_kv(&op->kv_store.kv, "kv_store", err);
     case SL_OP_ATTENTION:
         return validate_attention(&op->attention, err);
+    case SL_OP_ROUTER:
+        return validate_router(&op->router, err);
+    case SL_OP_EXPERTS:
+        return validate_experts(&op->experts, err);
     case SL_OP_N_KINDS:
         break;
     }

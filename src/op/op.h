@@ -6,7 +6,7 @@
  * a token; weights keep the bytes of the file.
  *
  * Everything residual is an accumulation (`accumulate`), and gate/up products carry their
- * activation, so five operators make a dense transformer.
+ * activation, so five operators make a dense transformer; two more make a mixture of experts.
  */
 #ifndef SL_OP_OP_H
 #define SL_OP_OP_H
@@ -25,6 +25,8 @@ enum sl_op_kind {
     SL_OP_ROPE,   /* rotary position embedding, in place */
     SL_OP_KV_STORE,  /* append keys and values to the cache */
     SL_OP_ATTENTION, /* causal attention of the pass's queries over the cache */
+    SL_OP_ROUTER,    /* which experts each token goes to, and with what weights */
+    SL_OP_EXPERTS,   /* feed-forward products of the chosen experts, weighted and summed */
     SL_OP_N_KINDS,
 };
 
@@ -48,7 +50,12 @@ struct sl_op_norm {
     bool accumulate; /* y += instead of y = */
 };
 
-enum sl_activation { SL_ACT_NONE, SL_ACT_SILU, SL_ACT_GELU_TANH };
+/* act(gate) * up. SWIGLU_CLAMPED, of experts only:
+ *   g = min(gate, SL_SWIGLU_LIMIT), u = up clamped to +-SL_SWIGLU_LIMIT,
+ *   g * sigmoid(SL_SWIGLU_ALPHA * g) * (u + 1) */
+enum sl_activation { SL_ACT_NONE, SL_ACT_SILU, SL_ACT_GELU_TANH, SL_ACT_SWIGLU_CLAMPED };
+#define SL_SWIGLU_LIMIT 7.0f
+#define SL_SWIGLU_ALPHA 1.702f
 
 #define SL_LINEAR_MAX_PARTS 4
 
@@ -123,6 +130,76 @@ struct sl_op_attention {
     float softcap; /* 0: none; else s = softcap * tanh(s / softcap) */
 };
 
+#define SL_MAX_EXPERTS 1024
+#define SL_MAX_EXPERTS_USED 64
+
+enum sl_gating {
+    SL_GATING_SOFTMAX,        /* p = softmax over all experts */
+    SL_GATING_SIGMOID,        /* p = sigmoid of each */
+    SL_GATING_SOFTMAX_CHOSEN, /* choice by logits; p = softmax over the chosen ones alone */
+};
+
+/* Choose n_used experts for each token.
+ *
+ *   logits = x w^T + bias
+ *   score  = p + selection_bias (SOFTMAX_CHOSEN: logit + selection_bias)
+ *   ids    = experts of the n_used highest scores, highest first, the lower id first among equals
+ *   weight = p of the expert (without selection_bias); divided by the sum over the chosen ones (at
+ *            least SL_ROUTER_MIN_SUM) if `normalize`; times scale
+ *
+ * Whatever the numbers, NaN included, the ids of a token are distinct and in 0 .. n_experts - 1:
+ * SL_OP_EXPERTS makes addresses of them. x is not rounded below float when w is a float type, so
+ * that the choice is the same everywhere but for ties within float rounding. `ids` and `weights`
+ * stay in the backend's memory; nobody has to read them on the host. Made for two launches:
+ * logits into scratch [n_tokens, n_experts] as by SL_OP_LINEAR, then the choice, a warp a token. */
+#define SL_ROUTER_MIN_SUM 6.103515625e-5f
+struct sl_op_router {
+    const float *x;              /* [n_tokens, n_cols] */
+    struct sl_matrix w;          /* n_rows: experts */
+    const float *bias;           /* [n_experts] of the logits, or NULL */
+    const float *selection_bias; /* [n_experts] of the choice alone, or NULL */
+    int32_t *ids;                /* [n_tokens, n_used] */
+    float *weights;              /* [n_tokens, n_used] */
+    int32_t n_used;
+    enum sl_gating gating;
+    bool normalize;
+    float scale;
+};
+
+/* One matrix of every expert, each as a struct sl_matrix of n_rows x n_cols. They lie one after
+ * the other at `data` (as in the file's three-dimensional tensors), or where `table` says: an
+ * address for each expert, in the backend's memory as the table itself is, so that the set of
+ * experts that are here can change between launches of the same op. Entry NULL: not here; then it
+ * is NULL for all three matrices. */
+struct sl_experts_matrix {
+    const void *data;         /* of expert `first` */
+    const void *const *table; /* [n] entries for experts first .. first + n - 1; or NULL */
+    enum sl_type type;
+    int64_t n_rows;
+    int64_t n_cols;
+    const float *bias; /* [n, n_rows] for the same experts, always in place; or NULL */
+};
+
+/* y (+)= sum over j < n_used of weights[t, j] * down_e(act(gate_e(x_t)) * up_e(x_t)), with
+ * e = ids[t, j] and biases as in SL_OP_LINEAR. Ids outside first .. first + n - 1 and experts that
+ * are not here (table) are left out, so that several backends can each add their part; a token
+ * without experts gets 0 (or keeps y). The ids of a token are distinct; x and y are apart.
+ *
+ * Which experts are used is known on the backend alone: launches must be sized by n_tokens, n_used
+ * and n. The activations between may be rounded as the input of any product (to f16 or 8 bits). */
+struct sl_op_experts {
+    const float *x; /* [n_tokens, n_embd] */
+    float *y;       /* [n_tokens, n_embd] */
+    const int32_t *ids;
+    const float *weights;
+    int32_t n_used;
+    int32_t first, n;
+    struct sl_experts_matrix gate, up; /* [n_ff, n_embd] */
+    struct sl_experts_matrix down;     /* [n_embd, n_ff] */
+    enum sl_activation activation;     /* not NONE */
+    bool accumulate;
+};
+
 struct sl_op {
     enum sl_op_kind kind;
     int32_t n_tokens;
@@ -132,6 +209,8 @@ struct sl_op {
         struct sl_op_rope rope;
         struct sl_op_kv_store kv_store;
         struct sl_op_attention attention;
+        struct sl_op_router router;
+        struct sl_op_experts experts;
     };
 };
 
@@ -145,10 +224,19 @@ size_t sl_kv_block_bytes(enum sl_type type, int32_t n_kv_heads, int32_t head_dim
  *   - linear: x rounded to f16 or packed to 8-bit blocks (n_tokens padded to 64, 2.25 bytes an
  *     element),
  *   - attention: partial results of up to SL_ATTN_MAX_SPLITS KV ranges for up to
- *     SL_ATTN_SPLIT_TOKENS tokens (more tokens are not split). */
+ *     SL_ATTN_SPLIT_TOKENS tokens (more tokens are not split),
+ *   - router: logits, and x as for linear,
+ *   - experts: (token, expert) pairs sorted by expert, 32 bytes a pair and an expert; x as for
+ *     linear by token and once more by pair (4 bytes an element if gate or up are of a float type;
+ *     twice that if they differ in type); the activations between as floats and packed by pair.
+ *     Pairs are worked in chunks of sl_op_experts_chunk along the sorted list, which bounds both.
+ */
 #define SL_ATTN_MAX_SPLITS 64
 #define SL_ATTN_SPLIT_TOKENS 16
 size_t sl_op_scratch_bytes(const struct sl_op *op);
+
+/* (token, expert) pairs whose activations are in scratch at a time: all of a small pass. */
+int32_t sl_op_experts_chunk(const struct sl_op *op);
 
 /* Check shapes, types and alignment of an op (not its addresses). INTERNAL names what is wrong. */
 enum sluice_status sl_op_validate(const struct sl_op *op, struct sluice_error *err);

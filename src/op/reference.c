@@ -4,6 +4,7 @@
  * double, no blocking, no scratch. Slow on purpose; also the fallback where nothing else exists.
  */
 #include <math.h>
+#include <string.h>
 
 #include "op/kv.h"
 #include "op/op.h"
@@ -26,13 +27,20 @@ static void norm_ref(const struct sl_op_norm *op, int64_t n_rows)
     }
 }
 
-static double activate(enum sl_activation activation, double x)
+static double gated(enum sl_activation activation, double gate, double up)
 {
     if (activation == SL_ACT_SILU) {
-        return x / (1.0 + exp(-x));
+        return gate / (1.0 + exp(-gate)) * up;
+    }
+    if (activation == SL_ACT_SWIGLU_CLAMPED) {
+        const double limit = (double)SL_SWIGLU_LIMIT;
+        const double g = fmin(gate, limit);
+        const double u = fmax(-limit, fmin(up, limit));
+        return g / (1.0 + exp(-(double)SL_SWIGLU_ALPHA * g)) * (u + 1.0);
     }
     const double sqrt_2_over_pi = 0.79788456080286535588;
-    return 0.5 * x * (1.0 + tanh(sqrt_2_over_pi * (x + 0.044715 * x * x * x)));
+    const double cubic = gate + 0.044715 * gate * gate * gate;
+    return 0.5 * gate * (1.0 + tanh(sqrt_2_over_pi * cubic)) * up;
 }
 
 /* Rows of any width pass through a small buffer: every block size divides it. */
@@ -88,7 +96,7 @@ static void linear_ref(const struct sl_op_linear *op, int32_t n_tokens)
         float *gate = op->part[0].y;
         const float *up = op->part[1].y;
         for (int64_t i = 0; i < n; i++) {
-            gate[i] = (float)(activate(op->activation, (double)gate[i]) * (double)up[i]);
+            gate[i] = (float)gated(op->activation, (double)gate[i], (double)up[i]);
         }
     }
 }
@@ -173,6 +181,138 @@ static void attention_row_ref(const struct sl_op_attention *op, int32_t token, i
     }
 }
 
+/* p of every expert, and the scores that decide the choice. */
+static void router_scores_ref(const struct sl_op_router *op, const float *x, double *p,
+                              double *scores)
+{
+    const int32_t n = (int32_t)op->w.n_rows;
+    double max = -INFINITY;
+    for (int32_t e = 0; e < n; e++) {
+        row_products(&op->w, e, x, 1, &p[e]);
+        p[e] += op->bias != NULL ? (double)op->bias[e] : 0.0;
+        max = fmax(max, p[e]);
+    }
+    double sum = 0.0;
+    for (int32_t e = 0; e < n && op->gating == SL_GATING_SOFTMAX; e++) {
+        sum += exp(p[e] - max);
+    }
+    for (int32_t e = 0; e < n; e++) {
+        if (op->gating == SL_GATING_SOFTMAX) {
+            p[e] = exp(p[e] - max) / sum;
+        } else if (op->gating == SL_GATING_SIGMOID) {
+            p[e] = 1.0 / (1.0 + exp(-p[e]));
+        }
+        scores[e] = p[e] + (op->selection_bias != NULL ? (double)op->selection_bias[e] : 0.0);
+    }
+}
+
+static void router_token_ref(const struct sl_op_router *op, const float *x, int32_t *ids,
+                             float *weights)
+{
+    double p[SL_MAX_EXPERTS], scores[SL_MAX_EXPERTS];
+    bool taken[SL_MAX_EXPERTS] = {false};
+    router_scores_ref(op, x, p, scores);
+    for (int32_t j = 0; j < op->n_used; j++) {
+        int32_t best = -1;
+        for (int32_t e = 0; e < (int32_t)op->w.n_rows; e++) {
+            /* The first free expert counts whatever its score; NaN never beats it. */
+            if (!taken[e] && (best < 0 || scores[e] > scores[best] ||
+                              (isnan(scores[best]) && !isnan(scores[e])))) {
+                best = e;
+            }
+        }
+        taken[best] = true;
+        ids[j] = best;
+    }
+    double values[SL_MAX_EXPERTS_USED];
+    double sum = 0.0;
+    for (int32_t j = 0; j < op->n_used; j++) {
+        values[j] = p[ids[j]];
+        if (op->gating == SL_GATING_SOFTMAX_CHOSEN) {
+            values[j] = 0.0;
+            for (int32_t k = 0; k < op->n_used; k++) {
+                values[j] += exp(p[ids[k]] - p[ids[j]]);
+            }
+            values[j] = 1.0 / values[j];
+        }
+        sum += values[j];
+    }
+    const double by = op->normalize ? fmax(sum, (double)SL_ROUTER_MIN_SUM) : 1.0;
+    for (int32_t j = 0; j < op->n_used; j++) {
+        weights[j] = (float)(values[j] / by * (double)op->scale);
+    }
+}
+
+/* The matrix of an expert (counted from `first`), or one without data. */
+static struct sl_matrix expert_matrix(const struct sl_experts_matrix *m, int32_t expert)
+{
+    const size_t bytes = (size_t)m->n_rows * sl_type_row_bytes(m->type, m->n_cols);
+    return (struct sl_matrix){.data = m->table != NULL
+                                          ? m->table[expert]
+                                          : (const char *)m->data + (size_t)expert * bytes,
+                              .type = m->type,
+                              .n_rows = m->n_rows,
+                              .n_cols = m->n_cols};
+}
+
+static double expert_row(const struct sl_experts_matrix *m, int32_t expert, int64_t row,
+                         const float *x)
+{
+    const struct sl_matrix w = expert_matrix(m, expert);
+    double sum;
+    row_products(&w, row, x, 1, &sum);
+    return sum + (m->bias != NULL ? (double)m->bias[expert * m->n_rows + row] : 0.0);
+}
+
+/* Row by row of y, with the activations made anew in pieces: slow, and needs no memory. */
+#define PIECE 4096
+
+static void expert_add_ref(const struct sl_op_experts *op, int32_t expert, const float *x,
+                           double weight, float *y)
+{
+    const struct sl_experts_matrix *down = &op->down;
+    const int64_t block = sl_type_traits(down->type)->block_items;
+    for (int64_t at = 0; at < down->n_cols; at += PIECE / block * block) {
+        const int64_t left = down->n_cols - at;
+        const int64_t n = left < PIECE / block * block ? left : PIECE / block * block;
+        float h[PIECE];
+        for (int64_t i = 0; i < n; i++) {
+            h[i] = (float)gated(op->activation, expert_row(&op->gate, expert, at + i, x),
+                                expert_row(&op->up, expert, at + i, x));
+        }
+        const struct sl_matrix whole = expert_matrix(down, expert);
+        const size_t row_bytes = sl_type_row_bytes(down->type, down->n_cols);
+        for (int64_t row = 0; row < down->n_rows; row++) {
+            const char *data = (const char *)whole.data + (size_t)row * row_bytes;
+            const struct sl_matrix w = {data + sl_type_row_bytes(down->type, at), down->type, 1, n};
+            double sum;
+            row_products(&w, 0, h, 1, &sum);
+            if (at == 0 && down->bias != NULL) {
+                sum += (double)down->bias[expert * down->n_rows + row];
+            }
+            y[row] = (float)(y[row] + weight * sum);
+        }
+    }
+}
+
+static void experts_ref(const struct sl_op_experts *op, int32_t n_tokens)
+{
+    const int64_t n_embd = op->gate.n_cols;
+    for (int32_t t = 0; t < n_tokens; t++) {
+        float *y = op->y + t * n_embd;
+        if (!op->accumulate) {
+            memset(y, 0, (size_t)n_embd * sizeof(float));
+        }
+        for (int32_t j = 0; j < op->n_used; j++) {
+            const int64_t pair = (int64_t)t * op->n_used + j;
+            const int32_t expert = op->ids[pair] - op->first;
+            if (expert >= 0 && expert < op->n && expert_matrix(&op->gate, expert).data != NULL) {
+                expert_add_ref(op, expert, op->x + t * n_embd, (double)op->weights[pair], y);
+            }
+        }
+    }
+}
+
 void sl_op_run_ref(const struct sl_op *op)
 {
     switch (op->kind) {
@@ -194,6 +334,16 @@ void sl_op_run_ref(const struct sl_op *op)
                 attention_row_ref(&op->attention, t, h);
             }
         }
+        break;
+    case SL_OP_ROUTER:
+        for (int32_t t = 0; t < op->n_tokens; t++) {
+            router_token_ref(&op->router, op->router.x + t * op->router.w.n_cols,
+                             op->router.ids + (int64_t)t * op->router.n_used,
+                             op->router.weights + (int64_t)t * op->router.n_used);
+        }
+        break;
+    case SL_OP_EXPERTS:
+        experts_ref(&op->experts, op->n_tokens);
         break;
     case SL_OP_N_KINDS:
         break;

@@ -117,6 +117,25 @@ static double attention_ns(const struct sl_profile *p, enum sl_unit unit, const 
     return by_bytes > by_flops ? by_bytes : by_flops;
 }
 
+/* Each token goes to n_used experts, so of n experts about n (1 - (1 - n_used / n)^tokens) are
+ * read, each for its part of the tokens: with many tokens all of them. */
+static double experts_ns(const struct sl_profile *p, enum sl_unit unit, const struct sl_op *op)
+{
+    const struct sl_op_experts *const e = &op->experts;
+    const double n = e->n;
+    const double used = fmin(e->n_used, n);
+    const double distinct = n * (1 - pow(1 - used / n, op->n_tokens));
+    const int32_t tokens = (int32_t)fmax(1, round(op->n_tokens * used / distinct));
+    const struct sl_experts_matrix *const matrices[] = {&e->gate, &e->up, &e->down};
+    double ns = 0;
+    for (int i = 0; i < 3; i++) {
+        const struct sl_experts_matrix *const m = matrices[i];
+        ns += distinct * (double)m->n_rows * (double)m->n_cols / MIB *
+              linear_element_ns(p, unit, m->type, tokens);
+    }
+    return ns;
+}
+
 double sl_profile_op_ns(const struct sl_profile *profile, enum sl_unit unit, const struct sl_op *op,
                         int32_t depth)
 {
@@ -136,6 +155,13 @@ double sl_profile_op_ns(const struct sl_profile *profile, enum sl_unit unit, con
     case SL_OP_KV_STORE:
         return fixed + profile->elementwise_mib_ns[unit] * f32 * 2 * op->kv_store.kv.n_kv_heads *
                            op->kv_store.kv.head_dim;
+    case SL_OP_ROUTER: {
+        const struct sl_matrix *const w = &op->router.w;
+        return 2 * fixed + (double)w->n_rows * (double)w->n_cols / MIB *
+                               linear_element_ns(profile, unit, w->type, op->n_tokens);
+    }
+    case SL_OP_EXPERTS:
+        return 2 * fixed + experts_ns(profile, unit, op);
     default:
         return fixed;
     }

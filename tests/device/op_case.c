@@ -129,6 +129,13 @@ static void move_kv(struct sl_kv_view *kv, const char *from, char *to)
     MOVE(kv->table);
 }
 
+static void move_experts_matrix(struct sl_experts_matrix *m, const char *from, char *to)
+{
+    MOVE(m->data);
+    MOVE(m->table);
+    MOVE(m->bias);
+}
+
 static void move_op(struct sl_op *op, const char *from, char *to)
 {
     switch (op->kind) {
@@ -164,6 +171,23 @@ static void move_op(struct sl_op *op, const char *from, char *to)
         MOVE(op->attention.seq);
         MOVE(op->attention.sinks);
         move_kv(&op->attention.kv, from, to);
+        break;
+    case SL_OP_ROUTER:
+        MOVE(op->router.x);
+        MOVE(op->router.w.data);
+        MOVE(op->router.bias);
+        MOVE(op->router.selection_bias);
+        MOVE(op->router.ids);
+        MOVE(op->router.weights);
+        break;
+    case SL_OP_EXPERTS:
+        MOVE(op->experts.x);
+        MOVE(op->experts.y);
+        MOVE(op->experts.ids);
+        MOVE(op->experts.weights);
+        move_experts_matrix(&op->experts.gate, from, to);
+        move_experts_matrix(&op->experts.up, from, to);
+        move_experts_matrix(&op->experts.down, from, to);
         break;
     case SL_OP_N_KINDS:
         fail_msg("op of no kind");

@@ -287,6 +287,10 @@ static const char *op_type_name(const struct sl_op *op)
         return sl_type_name(op->kv_store.kv.type);
     case SL_OP_ATTENTION:
         return sl_type_name(op->attention.kv.type);
+    case SL_OP_ROUTER:
+        return sl_type_name(op->router.w.type);
+    case SL_OP_EXPERTS:
+        return sl_type_name(op->experts.gate.type);
     default:
         return "F32";
     }
@@ -307,6 +311,8 @@ static int launch(const struct sl_cuda_device *dev, cudaStream_t stream, const s
         return sl_cuda_kv_store(stream, op, props);
     case SL_OP_ATTENTION:
         return sl_cuda_attention(stream, op, scratch, sl_op_scratch_bytes(op), props);
+    case SL_OP_ROUTER:
+    case SL_OP_EXPERTS:
     case SL_OP_N_KINDS:
         break;
     }

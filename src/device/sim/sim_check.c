@@ -137,6 +137,54 @@ static enum sluice_status check_attention(const struct sl_sim_device *sim, const
     return check_kv_view(sim, op, &attention->kv, attention->pos, attention->seq, err);
 }
 
+static enum sluice_status check_router(const struct sl_sim_device *sim, const struct sl_op *op,
+                                       struct sluice_error *err)
+{
+    const struct sl_op_router *router = &op->router;
+    const size_t n_tokens = (size_t)op->n_tokens;
+    const size_t n_experts = (size_t)router->w.n_rows;
+    const size_t n_cols = (size_t)router->w.n_cols;
+    const size_t w_bytes = n_experts * sl_type_row_bytes(router->w.type, router->w.n_cols);
+    const size_t bias_bytes = n_experts * sizeof(float);
+    const size_t n_chosen = n_tokens * (size_t)router->n_used;
+    SL_TRY(check_part(sim, op, "x", router->x, n_tokens * n_cols * sizeof(float), false, err));
+    SL_TRY(check_part(sim, op, "weights", router->w.data, w_bytes, false, err));
+    SL_TRY(check_part(sim, op, "bias", router->bias, bias_bytes, true, err));
+    SL_TRY(check_part(sim, op, "selection bias", router->selection_bias, bias_bytes, true, err));
+    SL_TRY(check_part(sim, op, "ids", router->ids, n_chosen * sizeof(int32_t), false, err));
+    return check_part(sim, op, "expert weights", router->weights, n_chosen * sizeof(float), false,
+                      err);
+}
+
+static enum sluice_status check_experts_matrix(const struct sl_sim_device *sim,
+                                               const struct sl_op *op, const char *name,
+                                               const struct sl_experts_matrix *m,
+                                               struct sluice_error *err)
+{
+    const size_t n = (size_t)op->experts.n;
+    const size_t bytes = (size_t)m->n_rows * sl_type_row_bytes(m->type, m->n_cols);
+    SL_TRY(check_part(sim, op, name, m->table, n * sizeof *m->table, true, err));
+    SL_TRY(check_part(sim, op, name, m->bias, n * (size_t)m->n_rows * sizeof(float), true, err));
+    return m->table ? SLUICE_STATUS_OK : check_part(sim, op, name, m->data, n * bytes, false, err);
+}
+
+static enum sluice_status check_experts(const struct sl_sim_device *sim, const struct sl_op *op,
+                                        struct sluice_error *err)
+{
+    const struct sl_op_experts *experts = &op->experts;
+    const size_t n_tokens = (size_t)op->n_tokens;
+    const size_t x_bytes = n_tokens * (size_t)experts->gate.n_cols * sizeof(float);
+    const size_t n_chosen = n_tokens * (size_t)experts->n_used;
+    SL_TRY(check_part(sim, op, "x", experts->x, x_bytes, false, err));
+    SL_TRY(check_part(sim, op, "y", experts->y, x_bytes, false, err));
+    SL_TRY(check_part(sim, op, "ids", experts->ids, n_chosen * sizeof(int32_t), false, err));
+    SL_TRY(check_part(sim, op, "expert weights", experts->weights, n_chosen * sizeof(float), false,
+                      err));
+    SL_TRY(check_experts_matrix(sim, op, "gate", &experts->gate, err));
+    SL_TRY(check_experts_matrix(sim, op, "up", &experts->up, err));
+    return check_experts_matrix(sim, op, "down", &experts->down, err);
+}
+
 enum sluice_status sl_sim_check_op(const struct sl_sim_device *sim, const struct sl_op *op,
                                    const void *scratch, struct sluice_error *err)
 {
@@ -153,6 +201,10 @@ enum sluice_status sl_sim_check_op(const struct sl_sim_device *sim, const struct
         return check_kv_store(sim, op, err);
     case SL_OP_ATTENTION:
         return check_attention(sim, op, err);
+    case SL_OP_ROUTER:
+        return check_router(sim, op, err);
+    case SL_OP_EXPERTS:
+        return check_experts(sim, op, err);
     case SL_OP_N_KINDS:
         break;
     }
@@ -178,9 +230,55 @@ static enum sluice_status check_block(const struct sl_sim_device *sim, const str
                       sl_kv_block_bytes(kv->type, kv->n_kv_heads, kv->head_dim), false, err);
 }
 
-enum sluice_status sl_sim_check_kv(const struct sl_sim_device *sim, const struct sl_op *op,
-                                   struct sluice_error *err)
+/* What the table says of one expert, in all three matrices alike. */
+static enum sluice_status check_table_entry(const struct sl_sim_device *sim, const struct sl_op *op,
+                                            int32_t expert, struct sluice_error *err)
 {
+    const struct sl_op_experts *experts = &op->experts;
+    const struct sl_experts_matrix *const matrices[] = {&experts->gate, &experts->up,
+                                                        &experts->down};
+    bool here[3];
+    for (int i = 0; i < 3; i++) {
+        const struct sl_experts_matrix *m = matrices[i];
+        here[i] = !m->table || m->table[expert];
+        if (m->table && here[i]) {
+            SL_TRY(check_part(sim, op, "table entry", m->table[expert],
+                              (size_t)m->n_rows * sl_type_row_bytes(m->type, m->n_cols), false,
+                              err));
+        }
+    }
+    SL_CHECK(here[0] == here[1] && here[1] == here[2], INTERNAL, err,
+             "experts: the tables disagree about expert %d", experts->first + expert);
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status check_choice(const struct sl_sim_device *sim, const struct sl_op *op,
+                                       struct sluice_error *err)
+{
+    const struct sl_op_experts *experts = &op->experts;
+    for (int32_t t = 0; t < op->n_tokens; t++) {
+        const int32_t *ids = experts->ids + (int64_t)t * experts->n_used;
+        for (int32_t j = 0; j < experts->n_used; j++) {
+            for (int32_t k = 0; k < j; k++) {
+                SL_CHECK(ids[j] != ids[k], INTERNAL, err,
+                         "experts: token %d goes to expert %d twice", t, ids[j]);
+            }
+            SL_CHECK(ids[j] >= 0 && ids[j] < SL_MAX_EXPERTS, INTERNAL, err,
+                     "experts: token %d goes to expert %d", t, ids[j]);
+        }
+    }
+    for (int32_t e = 0; e < experts->n; e++) {
+        SL_TRY(check_table_entry(sim, op, e, err));
+    }
+    return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_sim_check_content(const struct sl_sim_device *sim, const struct sl_op *op,
+                                        struct sluice_error *err)
+{
+    if (op->kind == SL_OP_EXPERTS) {
+        return check_choice(sim, op, err);
+    }
     const bool reads = op->kind == SL_OP_ATTENTION;
     if (!reads && op->kind != SL_OP_KV_STORE) {
         return SLUICE_STATUS_OK;

@@ -103,7 +103,7 @@ static enum sluice_status execute_run(struct sl_stream *stream, const struct sl_
         pthread_rwlock_rdlock(&sim->memory_lock);
         enum sluice_status status = sl_sim_check_op(sim, &ops[i], item->run.scratch, err);
         if (status == SLUICE_STATUS_OK) {
-            status = sl_sim_check_kv(sim, &ops[i], err);
+            status = sl_sim_check_content(sim, &ops[i], err);
         }
         if (status == SLUICE_STATUS_OK) {
             sl_cpu_run(kernels, NULL, &ops[i], 1, stream->cpu_scratch);

@@ -145,8 +145,9 @@ enum sluice_status sl_sim_check_host(const struct sl_sim_device *sim, const void
                                      const char *what, struct sluice_error *err);
 enum sluice_status sl_sim_check_op(const struct sl_sim_device *sim, const struct sl_op *op,
                                    const void *scratch, struct sluice_error *err);
-/* What only the content of device memory tells: positions and KV blocks. For the stream thread. */
-enum sluice_status sl_sim_check_kv(const struct sl_sim_device *sim, const struct sl_op *op,
+/* What only the content of device memory tells: positions and KV blocks, chosen experts and where
+ * they are. For the stream thread. */
+enum sluice_status sl_sim_check_content(const struct sl_sim_device *sim, const struct sl_op *op,
                                    struct sluice_error *err);
 
 /* Streams and events (sim_stream.c), what the caller queues (sim_queue.c). */
