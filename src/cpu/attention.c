@@ -136,15 +136,18 @@ static void gather_queries(const struct work *w, const struct tile *tile, int n_
     }
 }
 
-/* Keys lo..hi-1 of the block at `base` (a multiple of SL_KV_BLOCK), few rows. */
+/* Keys lo..hi-1 of the block at `base` (a multiple of SL_KV_BLOCK), few rows. `more`: the next
+ * block will be read too. */
 static void block_direct(const struct work *w, const struct tile *tile, struct memory *m,
-                         int32_t base, int lo, int hi)
+                         int32_t base, int lo, int hi, bool more)
 {
     const struct sl_kv_view *kv = &w->op->kv;
     const struct sl_cpu_attention_kernels *k = w->k;
     const int n = kv->head_dim;
-    k->scores_direct(kv->type, m->q, tile->n, sl_kv_key(kv, tile->seq, base + lo, tile->kv_head),
-                     hi - lo, n, m->s + lo);
+    const void *keys = sl_kv_key(kv, tile->seq, base + lo, tile->kv_head);
+    const void *values = sl_kv_value(kv, tile->seq, base + lo, tile->kv_head);
+    const void *next = more ? sl_kv_key(kv, tile->seq, base + SL_KV_BLOCK, tile->kv_head) : NULL;
+    k->scores_direct(kv->type, m->q, tile->n, keys, hi - lo, n, m->s + lo, values);
     for (int r = 0; r < tile->n; r++) {
         const float factor =
             k->softmax_direct(m->s + r * SL_KV_BLOCK, (int)(m->first_pos[r] - base),
@@ -153,8 +156,7 @@ static void block_direct(const struct work *w, const struct tile *tile, struct m
             k->scale(m->o + r * n, factor, n);
         }
     }
-    k->values_direct(kv->type, m->s + lo, tile->n,
-                     sl_kv_value(kv, tile->seq, base + lo, tile->kv_head), hi - lo, n, m->o);
+    k->values_direct(kv->type, m->s + lo, tile->n, values, hi - lo, n, m->o, next);
 }
 
 /* The same for many rows: the block is unpacked once for all of them. */
@@ -259,7 +261,7 @@ static void run_tile(const struct work *w, const struct tile *tile, struct memor
         const int lo = (int)(pos - base);
         const int hi = end - base < SL_KV_BLOCK ? (int)(end - base) : SL_KV_BLOCK;
         if (direct) {
-            block_direct(w, tile, m, base, lo, hi);
+            block_direct(w, tile, m, base, lo, hi, end - base > SL_KV_BLOCK);
         } else {
             block_tile(w, tile, m, base, lo, hi, n_padded);
         }

@@ -123,7 +123,13 @@ INLINE void quad_scores(const struct quad *quad, const float *q, int n_rows, int
     for (int r = 0; r < n_rows; r++) {
         float out[KEYS];
         vhsum4(sum[r][0], sum[r][1], sum[r][2], sum[r][3], out);
-        memcpy(s + r * SL_KV_BLOCK, out, sizeof(float) * (size_t)n_keys);
+        if (n_keys == KEYS) {
+            memcpy(s + r * SL_KV_BLOCK, out, sizeof(out));
+            continue;
+        }
+        for (int k = 0; k < n_keys; k++) {
+            s[r * SL_KV_BLOCK + k] = out[k];
+        }
     }
 }
 
@@ -144,8 +150,17 @@ INLINE void quad_scores(const struct quad *quad, const float *q, int n_rows, int
         break;                                                                                     \
     }
 
+/* Fetch what is read after this block, as many bytes as are read of it now. Blocks lie apart in
+ * memory, and the processor's own prefetching starts anew at each. */
+INLINE void fetch(const void *next, size_t at, size_t bytes)
+{
+    for (size_t i = 0; next != NULL && i < bytes; i += 64) {
+        __builtin_prefetch((const char *)next + at + i);
+    }
+}
+
 static void scores_direct(enum sl_type type, const float *q, int n_rows, const void *keys,
-                          int n_keys, int head_dim, float *s)
+                          int n_keys, int head_dim, float *s, const void *next)
 {
     float buffer[KEYS * MAX_HEAD_DIM] __attribute__((aligned(64)));
     const size_t row_bytes = packed_bytes(type, head_dim);
@@ -153,6 +168,7 @@ static void scores_direct(enum sl_type type, const float *q, int n_rows, const v
         const int n = n_keys - k < KEYS ? n_keys - k : KEYS;
         struct quad quad;
         quad_open(&quad, type, (const char *)keys + row_bytes * (size_t)k, n, head_dim, buffer);
+        fetch(next, row_bytes * (size_t)k, row_bytes * (size_t)n);
         for (int r = 0; r < n_rows; r += ROWS) {
             const int rows = n_rows - r < ROWS ? n_rows - r : ROWS;
             const float *qr = q + r * head_dim;
@@ -196,7 +212,7 @@ INLINE void quad_values(const struct quad *quad, const float *p, int n_rows, int
 }
 
 static void values_direct(enum sl_type type, const float *p, int n_rows, const void *values,
-                          int n_keys, int head_dim, float *o)
+                          int n_keys, int head_dim, float *o, const void *next)
 {
     float buffer[KEYS * MAX_HEAD_DIM] __attribute__((aligned(64)));
     const size_t row_bytes = packed_bytes(type, head_dim);
@@ -204,6 +220,7 @@ static void values_direct(enum sl_type type, const float *p, int n_rows, const v
         const int n = n_keys - k < KEYS ? n_keys - k : KEYS;
         struct quad quad;
         quad_open(&quad, type, (const char *)values + row_bytes * (size_t)k, n, head_dim, buffer);
+        fetch(next, row_bytes * (size_t)k, row_bytes * (size_t)n);
         for (int r = 0; r < n_rows; r += ROWS) {
             const int rows = n_rows - r < ROWS ? n_rows - r : ROWS;
             const float *pr = p + r * SL_KV_BLOCK + k;

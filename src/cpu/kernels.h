@@ -47,16 +47,17 @@ struct sl_cpu_attention_kernels {
     /* n packed rows to float [n, head_dim]. */
     void (*unpack)(enum sl_type type, const void *src, float *dst, int n, int head_dim);
 
-    /* s[r][k] = q_r . key_k */
+    /* s[r][k] = q_r . key_k. `next` (or NULL): packed rows that will be read next, to be fetched.
+     */
     void (*scores_direct)(enum sl_type type, const float *q, int n_rows, const void *keys,
-                          int n_keys, int head_dim, float *s);
+                          int n_keys, int head_dim, float *s, const void *next);
     /* Online softmax of one row: scores soft-capped (0: not), keys outside first..end-1 weigh 0,
      * *max and *sum are updated, s becomes weights. Returns the factor for what was accumulated
      * before. */
     float (*softmax_direct)(float *s, int first, int end, float softcap, float *max, float *sum);
     /* o_r += sum of p[r][k] value_k */
     void (*values_direct)(enum sl_type type, const float *p, int n_rows, const void *values,
-                          int n_keys, int head_dim, float *o);
+                          int n_keys, int head_dim, float *o, const void *next);
 
     void (*scores_tile)(const float *q, int n_rows, const float *keys, int n_keys, int head_dim,
                         float *s);
