@@ -304,7 +304,7 @@ static bool is_new(const struct sl_cpu_kernels *k, const struct sl_cpu_kernels *
 static void run_target(const struct options *o, struct kc_target *t,
                        const struct sl_cpu_kernels *below, struct totals *totals)
 {
-    for (int kind = 0; kind < SL_OP_N_KINDS; kind++) {
+    for (int kind = 0; kind < KC_N_KINDS; kind++) {
         if (t->kernels != NULL && !is_new(t->kernels, below, (enum sl_op_kind)kind)) {
             continue;
         }

@@ -62,6 +62,9 @@ struct kc_instance {
     int n_regions;
 };
 
+/* The op kinds that cases are made of: the first of enum sl_op_kind. */
+#define KC_N_KINDS (SL_OP_ATTENTION + 1)
+
 /* Random numbers: the same on every machine. */
 struct kc_rng {
     uint64_t state;

@@ -207,7 +207,7 @@ void kc_case_make(struct kc_case *c, enum sl_op_kind kind, int index, uint64_t s
         }
         c->op.attention.scale = 1.0f / (float)PICK(&rng, 8, 11, 16);
         break;
-    case SL_OP_N_KINDS:
+    default:
         break;
     }
 }
@@ -280,7 +280,7 @@ bool kc_case_bench(struct kc_case *c, enum sl_op_kind kind, int index)
     }
     case SL_OP_ATTENTION:
         return bench_attention(c, index);
-    case SL_OP_N_KINDS:
+    default:
         break;
     }
     return false;
@@ -334,7 +334,7 @@ void kc_case_describe(const struct kc_case *c, char *out, size_t bytes)
                       op->attention.window, (double)op->attention.softcap,
                       op->attention.sinks != NULL ? " sinks" : "", c->n_sequences);
         break;
-    case SL_OP_N_KINDS:
+    default:
         break;
     }
     snprintf(out + n, bytes - (size_t)n, " tokens %d %s", op->n_tokens, fill_names[c->fill]);

@@ -322,7 +322,7 @@ static void lay_out(struct layout *l, struct sl_op *op)
     case SL_OP_ATTENTION:
         place_attention(l, op);
         break;
-    case SL_OP_N_KINDS:
+    default:
         break;
     }
 }
@@ -399,7 +399,7 @@ struct sl_op kc_op_moved(const struct sl_op *op, const char *from, char *to)
         MOVE(m.attention.kv.data);
         MOVE(m.attention.kv.table);
         break;
-    case SL_OP_N_KINDS:
+    default:
         break;
     }
     return m;
