@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Runs CUDA kernels on the CPU, one fiber per thread of a block, so that their index arithmetic,
- * barriers and asynchronous copies are tested without a GPU. Included by linear_port.cuh when
- * SL_CUDA_EMULATE is defined; C++ on a system with ucontext.
+ * barriers and asynchronous copies are tested without a GPU. Included by linear_port.cuh
+ * and cuda_ops.h when SL_CUDA_EMULATE is defined; C++ on a system with ucontext.
  *
  * Fibers take turns at barriers and warp operations, in an order that changes with every launch.
  * Asynchronous copies happen as late as the waits allow in one mode, and at once in the other: a
@@ -31,6 +31,8 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+/* Blocks run one after the other, so that one copy of a block's static memory serves all. */
+#define __shared__ static
 #define SL_KERNEL_ARG const
 #define SL_SHARED(name) uint8_t *name = sl_emu.shared
 #define SL_CHECK_ALIGN(p, n) sl_emulate_check(((uintptr_t)(p) & ((n)-1)) == 0, "alignment")
@@ -41,6 +43,11 @@ typedef void *cudaStream_t;
 #define SL_CUDA_UNSUPPORTED (-1)
 struct sl_cuda_props {
     int n_sm;
+    int compute_capability;
+    size_t max_shared_bytes;
+    size_t shared_per_sm_bytes;
+    size_t l2_bytes;
+    int ordinal;
 };
 
 struct dim3 {
@@ -123,6 +130,7 @@ static sl_emulator sl_emu;
 #define threadIdx (sl_emu.fibers[(size_t)sl_emu.current].thread)
 #define blockIdx (sl_emu.block)
 #define gridDim (sl_emu.grid)
+#define blockDim (sl_emu.block_dim)
 
 static inline void sl_emulate_check(bool ok, const char *what)
 {
@@ -197,14 +205,14 @@ static inline void sl_emu_entry(void)
 
 static inline void sl_emulate_block(std::vector<uint8_t> &stacks, size_t stack_bytes)
 {
-    const int n = (int)sl_emu.block_dim.x;
+    const int n = (int)(sl_emu.block_dim.x * sl_emu.block_dim.y);
     sl_emu.all = {n, 0, 0};
     for (size_t w = 0; w < sl_emu.warps.size(); w++) {
         sl_emu.warps[w] = {32, 0, 0};
     }
     for (int i = 0; i < n; i++) {
         sl_emu_fiber &f = sl_emu.fibers[(size_t)i];
-        f.thread = dim3((unsigned)i, 0, 0);
+        f.thread = dim3((unsigned)i % sl_emu.block_dim.x, (unsigned)i / sl_emu.block_dim.x, 0);
         f.index = i;
         f.done = f.started = false;
         f.warp = &sl_emu.warps[(size_t)i / 32];
@@ -221,7 +229,7 @@ static inline void sl_emulate_block(std::vector<uint8_t> &stacks, size_t stack_b
     swapcontext(&sl_emu.scheduler, &sl_emu.fibers[(size_t)sl_emu.current].context);
 }
 
-/* Run a kernel. Block sizes are multiples of 32 in one dimension. */
+/* Run a kernel. Blocks are multiples of 32 threads in one or two dimensions. */
 static inline int sl_emulate_launch(dim3 grid, dim3 block, size_t shared,
                                     const std::function<void()> &body)
 {
@@ -233,20 +241,19 @@ static inline int sl_emulate_launch(dim3 grid, dim3 block, size_t shared,
     sl_emu.launches++;
     sl_emu.step = steps[sl_emu.launches % 5];
     sl_emu.body = &body;
-    sl_emu.fibers.resize(block.x);
-    sl_emu.warps.resize(block.x / 32);
-    sl_emu.exchange.resize(2 * block.x / 32);
-    std::vector<uint8_t> stacks((size_t)block.x * stack_bytes);
+    const size_t n_threads = (size_t)block.x * block.y;
+    sl_emu.fibers.resize(n_threads);
+    sl_emu.warps.resize(n_threads / 32);
+    sl_emu.exchange.resize(2 * n_threads / 32);
+    std::vector<uint8_t> stacks(n_threads * stack_bytes);
     /* Exactly as many bytes as asked for, so that an address sanitizer sees every overrun but for
      * the reads that kernels may do past a row. */
     uint8_t *memory = (uint8_t *)aligned_alloc(128, (shared + 127 + 16) / 128 * 128 + 128);
     sl_emu.shared = memory;
-    for (unsigned y = 0; y < grid.y; y++) {
-        for (unsigned x = 0; x < grid.x; x++) {
-            sl_emu.block = dim3(x, y, 0);
-            memset(memory, 0xff, shared); /* NaN in every float format */
-            sl_emulate_block(stacks, stack_bytes);
-        }
+    for (unsigned i = 0; i < grid.x * grid.y * grid.z; i++) {
+        sl_emu.block = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
+        memset(memory, 0xff, shared); /* NaN in every float format */
+        sl_emulate_block(stacks, stack_bytes);
     }
     free(memory);
     sl_emu.fibers.clear();
@@ -341,6 +348,120 @@ static inline void sl_load_matrix4(uint32_t r[4], const void *shared)
         memcpy(&r[i], row + 4 * (lane % 4), 4);
     }
     sl_warp_sync(); /* nobody changes the rows before all have read */
+}
+
+/* The same, each matrix transposed. */
+static inline void sl_load_matrix4_trans(uint32_t r[4], const void *shared)
+{
+    sl_emulate_check(((uintptr_t)shared & 15) == 0, "matrix row alignment");
+    const uint64_t word = (uint64_t)(uintptr_t)shared;
+    const sl_emu_exchange &e = sl_emu_share(&word, 1);
+    const int lane = sl_emu_me().index % 32;
+    for (int i = 0; i < 4; i++) {
+        uint16_t pair[2];
+        for (int j = 0; j < 2; j++) {
+            const uint8_t *row = (const uint8_t *)(uintptr_t)e.word[8 * i + 2 * (lane % 4) + j][0];
+            memcpy(&pair[j], row + 2 * (lane / 4), 2);
+        }
+        r[i] = pair[0] | (uint32_t)pair[1] << 16;
+    }
+    sl_warp_sync();
+}
+
+/* The eight rows of each matrix lie in different groups of four banks. */
+static inline void sl_emulate_matrix_banks(uint32_t address)
+{
+    const uint64_t word = address;
+    const sl_emu_exchange &e = sl_emu_share(&word, 1);
+    const int first = sl_emu_me().index % 32 / 8 * 8;
+    unsigned groups = 0;
+    for (int i = 0; i < 8; i++) {
+        groups |= 1u << (e.word[first + i][0] / 16 % 8);
+    }
+    sl_emulate_check(groups == 0xff, "bank conflict of a matrix");
+}
+
+/* CUDA's own names, for kernels that use them; all lanes take part. */
+template <class T> static inline T sl_emu_shuffle(T v, int from)
+{
+    static_assert(sizeof(T) == 4, "words only");
+    uint64_t word = 0;
+    memcpy(&word, &v, 4);
+    const sl_emu_exchange &e = sl_emu_share(&word, 1);
+    memcpy(&v, &e.word[from][0], 4);
+    return v;
+}
+
+static inline int sl_emu_lane(void)
+{
+    return sl_emu_me().index % 32;
+}
+
+template <class T> static inline T __shfl_xor_sync(uint32_t, T v, int mask)
+{
+    return sl_emu_shuffle(v, sl_emu_lane() ^ mask);
+}
+
+template <class T> static inline T __shfl_sync(uint32_t, T v, int from)
+{
+    return sl_emu_shuffle(v, from & 31);
+}
+
+template <class T> static inline T __shfl_down_sync(uint32_t, T v, int by)
+{
+    const int from = sl_emu_lane() + by;
+    return sl_emu_shuffle(v, from < 32 ? from : sl_emu_lane());
+}
+
+static inline uint32_t __ballot_sync(uint32_t, bool vote)
+{
+    const uint64_t word = vote;
+    const sl_emu_exchange &e = sl_emu_share(&word, 1);
+    uint32_t votes = 0;
+    for (int i = 0; i < 32; i++) {
+        votes |= (uint32_t)e.word[i][0] << i;
+    }
+    return votes;
+}
+
+static inline bool __any_sync(uint32_t mask, bool vote)
+{
+    return __ballot_sync(mask, vote) != 0;
+}
+
+static inline void __syncwarp(void)
+{
+    sl_warp_sync();
+}
+
+static inline void __syncthreads(void)
+{
+    sl_block_sync();
+}
+
+static inline int __ffs(int v)
+{
+    return __builtin_ffs(v);
+}
+
+static inline int __ffsll(long long v)
+{
+    return __builtin_ffsll(v);
+}
+
+static inline float __fdividef(float a, float b)
+{
+    return a / b;
+}
+
+static inline int min(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static inline int max(int a, int b)
+{
+    return a > b ? a : b;
 }
 
 /* f16 number i of a word, from a table: most of the time goes into products. */

@@ -311,7 +311,10 @@ static void check_op(const struct shape &s, double bound, int n_sm)
     for (int i = 0; i < s.n_parts; i++) {
         op.linear.part[i].y = y[(size_t)i].data();
     }
-    const struct sl_cuda_props props = {n_sm};
+    struct sl_cuda_props props;
+    memset(&props, 0, sizeof(props));
+    props.n_sm = n_sm;
+    props.max_shared_bytes = 64 * 1024;
     const int result = sl_cuda_linear(NULL, &op, scratch, scratch_bytes, &props);
     char what[160];
     snprintf(what, sizeof(what), "%s x%d: %d tokens, %d columns, %d rows, activation %d%s%s",

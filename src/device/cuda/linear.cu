@@ -18,7 +18,6 @@
 #endif
 
 #define PACK_THREADS 256
-#define VEC_SHARED_MAX (76 * 1024)
 #define VEC_PACK_MAX 16384 /* elements of x that every block may pack for itself */
 
 /* ---- packing ---- */
@@ -153,7 +152,8 @@ static bool gemm_wins(const struct sl_linear_args *a, int n_sm)
     return gemm_time < mid_time;
 }
 
-static enum family choose_family(const struct sl_linear_args *a, int type, int n_sm)
+static enum family choose_family(const struct sl_linear_args *a, int type,
+                                 const struct sl_cuda_props *props)
 {
     if (is_float_type(type)) {
         bool aligned = a->n_cols % 8 == 0;
@@ -164,10 +164,10 @@ static enum family choose_family(const struct sl_linear_args *a, int type, int n
             return FAMILY_VECF;
         }
     } else if (a->n_tokens <= SL_VEC_MAX_TOKENS &&
-               sl_linear_vec_shared_bytes(a->n_cols, a->n_tokens) <= VEC_SHARED_MAX) {
+               sl_linear_vec_shared_bytes(a->n_cols, a->n_tokens) <= props->max_shared_bytes) {
         return FAMILY_VEC;
     }
-    return gemm_wins(a, n_sm) ? FAMILY_GEMM : FAMILY_MID;
+    return gemm_wins(a, props->n_sm) ? FAMILY_GEMM : FAMILY_MID;
 }
 
 /* Number the row tiles of the parts. */
@@ -197,9 +197,10 @@ static int prepare_x(cudaStream_t stream, struct sl_linear_args *a, enum x_form 
 }
 
 static int run_group(cudaStream_t stream, struct sl_linear_args *a, int type, void *scratch,
-                     enum x_form *have, int n_sm)
+                     enum x_form *have, const struct sl_cuda_props *props)
 {
-    const enum family family = choose_family(a, type, n_sm);
+    const enum family family = choose_family(a, type, props);
+    const int n_sm = props->n_sm;
     const bool is_float = is_float_type(type);
     enum x_form want = is_float ? X_HALF : X_8BIT;
     if (family == FAMILY_VECF || (family == FAMILY_VEC && *have != X_8BIT &&
@@ -291,7 +292,7 @@ extern "C" int sl_cuda_linear(cudaStream_t stream, const struct sl_op *op, void 
                 done[j] = true;
             }
         }
-        const int failed = run_group(stream, &a, (int)type, scratch, &have, props->n_sm);
+        const int failed = run_group(stream, &a, (int)type, scratch, &have, props);
         if (failed) {
             return failed;
         }

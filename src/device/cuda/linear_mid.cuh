@@ -19,7 +19,7 @@
 #include "device/cuda/linear_unpack.cuh"
 
 #define SL_MID_THREADS 256
-#define SL_MID_SHARED_MAX (80 * 1024)
+#define SL_MID_SHARED_MAX (64 * 1024) /* what every target has */
 #define SL_MID_SUM_PITCH                                                                           \
     36 /* floats of a token's 32 sums: four quarters of lanes in other banks                       \
         */

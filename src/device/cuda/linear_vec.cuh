@@ -19,7 +19,6 @@
 #define SL_VEC_WARPS 8
 #define SL_VEC_THREADS (32 * SL_VEC_WARPS)
 #define SL_VEC_RING 4096 /* bytes aimed at for a warp */
-#define SL_VEC_SHARED_MAX (80 * 1024)
 
 /* Geometry of a type's ring. A segment may start at any byte of a 16-byte piece. */
 template <class F> struct sl_vec_ring {
