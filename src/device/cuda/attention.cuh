@@ -257,7 +257,7 @@ static __device__ __forceinline__ void sl_attn_meet(const sl_attn_args &a, sl_at
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS) sl_attn_kernel(const sl_attn_args a)
 {
-    extern __shared__ __align__(128) char shared[];
+    SL_DYNAMIC_SHARED(shared);
     const int warp = threadIdx.x / SL_WARP;
     const int lane = threadIdx.x % SL_WARP;
     const int warp_m = S::WM == 1 ? 0 : warp;
@@ -346,7 +346,7 @@ static int sl_attn_launch(cudaStream_t stream, sl_attn_args *a, int max_splits,
         }
     }
     const dim3 grid((unsigned)n_tiles, (unsigned)a->kv.n_kv_heads, (unsigned)a->n_splits);
-    sl_attn_kernel<S><<<grid, S::THREADS, S::SHARED_BYTES, stream>>>(*a);
+    SL_QUEUE(sl_attn_kernel<S>, grid, (unsigned)S::THREADS, S::SHARED_BYTES, stream, *a);
     return sl_launch_result();
 }
 

@@ -101,7 +101,7 @@ static __device__ __forceinline__ uint4 sl_attn_unpack(const char *row, int chun
     uint32_t packed[4];
     const int quarter = chunk & 3;
     const char *block = row + (chunk >> 2) * (q4 ? 18 : 34);
-    const float d = __half2float(__ushort_as_half(*reinterpret_cast<const uint16_t *>(block)));
+    const float d = sl_f16_value(*reinterpret_cast<const uint16_t *>(block));
     /* Q4_0: elements 0..15 are the low halves of 16 bytes, 16..31 the high ones. */
     const int at = q4 ? 2 + (quarter & 1) * 8 : 2 + quarter * 8;
     const uint16_t *src = reinterpret_cast<const uint16_t *>(block + at);

@@ -10,7 +10,7 @@
  */
 #include "device/cuda/attention_args.cuh"
 
-#define THREADS 256
+#define MERGE_THREADS 256
 
 /* Weight of every range in the output, the final scale included. By the first warp. */
 static __device__ void find_weights(const sl_attn_args &a, int64_t row, int64_t n_rows,
@@ -42,10 +42,10 @@ static __device__ void find_weights(const sl_attn_args &a, int64_t row, int64_t 
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) merge_kernel(const sl_attn_args a)
+static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const sl_attn_args a)
 {
     __shared__ float weights[SL_ATTN_MAX_SPLITS];
-    __shared__ float4 sums[THREADS];
+    __shared__ float4 sums[MERGE_THREADS];
     const int64_t row = blockIdx.x;
     const int64_t n_rows = gridDim.x;
     if (threadIdx.x < SL_WARP) {
@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(THREADS) merge_kernel(const sl_attn_arg
     __syncthreads();
 
     const int n_columns = a.head_dim / 4;
-    const int n_groups = THREADS / n_columns;
+    const int n_groups = MERGE_THREADS / n_columns;
     const int column = threadIdx.x % n_columns;
     const int group = threadIdx.x / n_columns;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -92,6 +92,6 @@ int sl_cuda_attention_merge(cudaStream_t stream, const sl_attn_args *args)
     if (n_rows > INT32_MAX) {
         return SL_CUDA_UNSUPPORTED;
     }
-    merge_kernel<<<(unsigned)n_rows, THREADS, 0, stream>>>(*args);
+    SL_QUEUE(merge_kernel, (unsigned)n_rows, MERGE_THREADS, 0, stream, *args);
     return sl_launch_result();
 }

@@ -8,8 +8,8 @@
 #include "device/cuda/attention.cuh"
 
 template <int D, bool QUANTIZED>
-static int launch(cudaStream_t stream, sl_attn_args *args, int max_splits,
-                  const struct sl_cuda_props *props)
+static int launch_prefill(cudaStream_t stream, sl_attn_args *args, int max_splits,
+                          const struct sl_cuda_props *props)
 {
     constexpr bool small = D <= 128;
     using shape = sl_attn_shape<D, 4, 1, small ? 64 : 32, 2, !small, QUANTIZED>;
@@ -17,26 +17,26 @@ static int launch(cudaStream_t stream, sl_attn_args *args, int max_splits,
 }
 
 template <bool QUANTIZED>
-static int launch_head_dim(cudaStream_t stream, sl_attn_args *args, int max_splits,
-                           const struct sl_cuda_props *props)
+static int launch_prefill_head_dim(cudaStream_t stream, sl_attn_args *args, int max_splits,
+                                   const struct sl_cuda_props *props)
 {
     switch (args->head_dim) {
     case 32:
-        return launch<32, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<32, QUANTIZED>(stream, args, max_splits, props);
     case 64:
-        return launch<64, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<64, QUANTIZED>(stream, args, max_splits, props);
     case 96:
-        return launch<96, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<96, QUANTIZED>(stream, args, max_splits, props);
     case 128:
-        return launch<128, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<128, QUANTIZED>(stream, args, max_splits, props);
     case 160:
-        return launch<160, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<160, QUANTIZED>(stream, args, max_splits, props);
     case 192:
-        return launch<192, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<192, QUANTIZED>(stream, args, max_splits, props);
     case 224:
-        return launch<224, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<224, QUANTIZED>(stream, args, max_splits, props);
     case 256:
-        return launch<256, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<256, QUANTIZED>(stream, args, max_splits, props);
     default:
         return SL_CUDA_UNSUPPORTED;
     }
@@ -45,6 +45,6 @@ static int launch_head_dim(cudaStream_t stream, sl_attn_args *args, int max_spli
 int sl_cuda_attention_prefill(cudaStream_t stream, sl_attn_args *args, bool quantized,
                               int max_splits, const struct sl_cuda_props *props)
 {
-    return quantized ? launch_head_dim<true>(stream, args, max_splits, props)
-                     : launch_head_dim<false>(stream, args, max_splits, props);
+    return quantized ? launch_prefill_head_dim<true>(stream, args, max_splits, props)
+                     : launch_prefill_head_dim<false>(stream, args, max_splits, props);
 }

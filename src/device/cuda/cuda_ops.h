@@ -13,7 +13,12 @@
 
 #include <stddef.h>
 
+/* Tests compile the kernels for the CPU, without the CUDA toolkit. */
+#ifdef SL_CUDA_EMULATE
+#include "cuda_emulate.h"
+#else
 #include <cuda_runtime_api.h>
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,12 +28,15 @@ extern "C" {
 }
 #endif
 
+#ifndef SL_CUDA_EMULATE
 #define SL_CUDA_UNSUPPORTED (-1)
+#endif
 
 /* Most dynamic shared memory that a kernel may ask for. Hosts that share their graphics context
  * (CUDA in Graphics) leave no more than this to a block. */
 #define SL_CUDA_MAX_SHARED_BYTES (80 * 1024)
 
+#ifndef SL_CUDA_EMULATE
 /* What launchers need to know of the GPU; read once when the device is made. */
 struct sl_cuda_props {
     int n_sm;                   /* multiprocessors */
@@ -38,6 +46,7 @@ struct sl_cuda_props {
     size_t l2_bytes;
     int ordinal; /* of the GPU, as CUDA counts */
 };
+#endif
 
 #ifdef __cplusplus
 extern "C" {

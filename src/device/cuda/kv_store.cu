@@ -10,7 +10,7 @@
 #include "device/cuda/common.cuh"
 #include "device/cuda/kv.cuh"
 
-#define THREADS 256
+#define STORE_THREADS 256
 #define F16_ITEMS 8 /* elements of a thread */
 #define QK 32       /* elements of a quantization block */
 
@@ -42,9 +42,9 @@ static __device__ __forceinline__ char *target_row(const store_args &a, uint32_t
            (pos % SL_KV_BLOCK) * a.kv.row_bytes;
 }
 
-static __global__ void __launch_bounds__(THREADS) store_f16_kernel(const store_args a)
+static __global__ void __launch_bounds__(STORE_THREADS) store_f16_kernel(const store_args a)
 {
-    const uint32_t index = blockIdx.x * THREADS + threadIdx.x;
+    const uint32_t index = blockIdx.x * STORE_THREADS + threadIdx.x;
     if (index >= a.n_pieces) {
         return;
     }
@@ -92,13 +92,13 @@ static __device__ __forceinline__ float warp_extreme(float x)
 
 static __device__ __forceinline__ uint16_t scale_bits(float d)
 {
-    return __half_as_ushort(__float2half_rn(fminf(fmaxf(d, -65504.0f), 65504.0f)));
+    return sl_f16_bits(fminf(fmaxf(d, -65504.0f), 65504.0f));
 }
 
 template <enum sl_type TYPE>
-static __global__ void __launch_bounds__(THREADS) store_quantized_kernel(const store_args a)
+static __global__ void __launch_bounds__(STORE_THREADS) store_quantized_kernel(const store_args a)
 {
-    const uint32_t index = blockIdx.x * (THREADS / SL_WARP) + threadIdx.x / SL_WARP;
+    const uint32_t index = blockIdx.x * (STORE_THREADS / SL_WARP) + threadIdx.x / SL_WARP;
     const int lane = threadIdx.x % SL_WARP;
     if (index >= a.n_pieces) {
         return; /* the whole warp */
@@ -111,7 +111,7 @@ static __global__ void __launch_bounds__(THREADS) store_quantized_kernel(const s
         /* 2 bytes of scale, 32 signed bytes */
         char *block = row + piece * 34;
         const uint16_t bits = scale_bits(fabsf(extreme) / 127.0f);
-        const float d = __half2float(__ushort_as_half(bits));
+        const float d = sl_f16_value(bits);
         block[2 + lane] = (char)level(x, d, -127, 127);
         if (lane == 0) {
             *reinterpret_cast<uint16_t *>(block) = bits;
@@ -120,7 +120,7 @@ static __global__ void __launch_bounds__(THREADS) store_quantized_kernel(const s
         /* 2 bytes of scale, 16 bytes: element i in the low half of byte i, 16 + i in the high */
         char *block = row + piece * 18;
         const uint16_t bits = scale_bits(extreme / -8.0f);
-        const float d = __half2float(__ushort_as_half(bits));
+        const float d = sl_f16_value(bits);
         const int mine = level(x, d, -8, 7) + 8;
         const int other = __shfl_down_sync(SL_ALL_LANES, mine, 16);
         if (lane < 16) {
@@ -154,17 +154,17 @@ extern "C" int sl_cuda_kv_store(cudaStream_t stream, const struct sl_op *op,
     a.pieces_per_token = (uint32_t)per_token;
     a.n_pieces = (uint32_t)n_pieces;
 
-    const int per_block = f16 ? THREADS : THREADS / SL_WARP;
+    const int per_block = f16 ? STORE_THREADS : STORE_THREADS / SL_WARP;
     const dim3 grid((unsigned)sl_div_up(n_pieces, per_block), 2);
     switch (p->kv.type) {
     case SL_TYPE_F16:
-        store_f16_kernel<<<grid, THREADS, 0, stream>>>(a);
+        SL_QUEUE(store_f16_kernel, grid, STORE_THREADS, 0, stream, a);
         break;
     case SL_TYPE_Q8_0:
-        store_quantized_kernel<SL_TYPE_Q8_0><<<grid, THREADS, 0, stream>>>(a);
+        SL_QUEUE(store_quantized_kernel<SL_TYPE_Q8_0>, grid, STORE_THREADS, 0, stream, a);
         break;
     case SL_TYPE_Q4_0:
-        store_quantized_kernel<SL_TYPE_Q4_0><<<grid, THREADS, 0, stream>>>(a);
+        SL_QUEUE(store_quantized_kernel<SL_TYPE_Q4_0>, grid, STORE_THREADS, 0, stream, a);
         break;
     default:
         return SL_CUDA_UNSUPPORTED;

@@ -16,6 +16,53 @@
 
 #include "device/cuda/common.cuh"
 
+#ifdef SL_CUDA_EMULATE
+
+static inline uint32_t sl_shared_address(const void *p)
+{
+    return (uint32_t)((const uint8_t *)p - sl_emu.shared);
+}
+
+static inline void sl_ldmatrix_x4(uint32_t r[4], uint32_t address)
+{
+    sl_emulate_matrix_banks(address);
+    sl_load_matrix4(r, sl_emu.shared + address);
+}
+
+static inline void sl_ldmatrix_x4_trans(uint32_t r[4], uint32_t address)
+{
+    sl_emulate_matrix_banks(address);
+    sl_load_matrix4_trans(r, sl_emu.shared + address);
+}
+
+static inline void sl_store_shared_16(uint32_t address, uint4 v)
+{
+    sl_emulate_check(address % 16 == 0, "shared store alignment");
+    memcpy(sl_emu.shared + address, &v, 16);
+}
+
+static inline void sl_copy_async_16(uint32_t address, const void *src, bool valid)
+{
+    sl_copy16(sl_emu.shared + address, src, valid ? 16 : 0);
+}
+
+static inline void sl_copy_async_commit(void)
+{
+    sl_copy_commit();
+}
+
+template <int N> static inline void sl_copy_async_wait(void)
+{
+    sl_copy_wait<N>();
+}
+
+static inline float sl_exp2(float x)
+{
+    return exp2f(x);
+}
+
+#else
+
 static __device__ __forceinline__ uint32_t sl_shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -107,5 +154,7 @@ static __device__ __forceinline__ float sl_exp2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+#endif /* SL_CUDA_EMULATE */
 
 #endif

@@ -159,7 +159,7 @@ static int block_threads(int n_vecs, int64_t n_rows, int n_sm)
 }
 
 template <int W, bool ACCUMULATE>
-static int launch(cudaStream_t stream, const norm_args &a, const struct sl_cuda_props *props)
+static int launch_norm(cudaStream_t stream, const norm_args &a, const struct sl_cuda_props *props)
 {
     const int64_t n_blocks =
         a.n <= WARP_MAX_N && a.n_rows > 1 ? sl_div_up(a.n_rows, WARP_ROWS) : a.n_rows;
@@ -167,10 +167,12 @@ static int launch(cudaStream_t stream, const norm_args &a, const struct sl_cuda_
         return SL_CUDA_UNSUPPORTED;
     }
     if (n_blocks != a.n_rows) {
-        norm_kernel<W, ACCUMULATE, true><<<(unsigned)n_blocks, WARP_ROWS * SL_WARP, 0, stream>>>(a);
+        SL_QUEUE((norm_kernel<W, ACCUMULATE, true>), (unsigned)n_blocks, WARP_ROWS * SL_WARP, 0,
+                 stream, a);
     } else {
         const int threads = block_threads(a.n / W, a.n_rows, props->n_sm);
-        norm_kernel<W, ACCUMULATE, false><<<(unsigned)n_blocks, threads, 0, stream>>>(a);
+        SL_QUEUE((norm_kernel<W, ACCUMULATE, false>), (unsigned)n_blocks, (unsigned)threads, 0,
+                 stream, a);
     }
     return sl_launch_result();
 }
@@ -184,12 +186,14 @@ extern "C" int sl_cuda_norm(cudaStream_t stream, const struct sl_op *op,
     const bool wide = p->n % 4 == 0 && sl_is_aligned(p->x, 16) && sl_is_aligned(p->y, 16) &&
                       (p->weight == nullptr || sl_is_aligned(p->weight, 16));
     if (wide) {
-        return p->accumulate ? launch<4, true>(stream, a, props)
-                             : launch<4, false>(stream, a, props);
+        return p->accumulate ? launch_norm<4, true>(stream, a, props)
+                             : launch_norm<4, false>(stream, a, props);
     }
-    return p->accumulate ? launch<1, true>(stream, a, props) : launch<1, false>(stream, a, props);
+    return p->accumulate ? launch_norm<1, true>(stream, a, props)
+                         : launch_norm<1, false>(stream, a, props);
 }
 
+#ifndef SL_CUDA_EMULATE
 extern "C" int sl_cuda_has_code(void)
 {
     struct cudaFuncAttributes attributes;
@@ -198,3 +202,4 @@ extern "C" int sl_cuda_has_code(void)
     cudaGetLastError();
     return (int)code;
 }
+#endif

@@ -87,9 +87,9 @@ extern "C" int sl_cuda_rope(cudaStream_t stream, const struct sl_op *op,
                     (unsigned)min(op->n_tokens, 65535));
     const dim3 block(PAIRS, GROUPS);
     if (p->neox) {
-        rope_kernel<true><<<grid, block, 0, stream>>>(a);
+        SL_QUEUE(rope_kernel<true>, grid, block, 0, stream, a);
     } else {
-        rope_kernel<false><<<grid, block, 0, stream>>>(a);
+        SL_QUEUE(rope_kernel<false>, grid, block, 0, stream, a);
     }
     return sl_launch_result();
 }
