@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Packing of activations: blocks of 32 floats to int8 with a scale, the same in every kernel, so
- * that a token's result doesn't depend on how many others ran with it.
+ * Packing of activations: blocks of 32 floats to int8 with a scale, the same in every kernel.
  */
 #ifndef SL_DEVICE_CUDA_LINEAR_PACK_CUH
 #define SL_DEVICE_CUDA_LINEAR_PACK_CUH
