@@ -169,6 +169,34 @@ struct sl_linear_call {
     int thread, n_threads;
 };
 
+/* Activations packed for panels: tile by tile; inside a tile as in struct sl_linear_tile. */
+struct sl_linear_packed {
+    int64_t n_cols;
+    int8_t *q;
+    float *d;
+    struct sl_linear_correction corrections[SL_LINEAR_MAX_PARTS];
+    void *sums[SL_LINEAR_MAX_PARTS];
+    int n_corrections;
+    char *bfloats;
+};
+
+/* The way of panels in steps, for ops that bring their activations and share their work in their
+ * own way (experts). Layout: where the packed arrays for c->n_tokens tokens lie in c->scratch
+ * (nothing of the op is read but shapes and types). */
+void sl_linear_packed_layout(const struct sl_linear_call *c, struct sl_linear_packed *x);
+/* Tokens of a tile; 0: floats are multiplied as they are, there is nothing to pack. */
+int sl_linear_packed_tile(const struct sl_linear_call *c, const struct sl_linear_packed *x);
+/* Pack columns col .. col + n_cols - 1 of the tile of n_tokens tokens that begins at `token`, from
+ * rows `stride` floats apart; src is column `col` of the first. Columns come in pieces of
+ * SL_LINEAR_PACK_COLS, the last may be shorter. */
+#define SL_LINEAR_PACK_COLS 512
+void sl_linear_packed_fill(const struct sl_linear_call *c, const struct sl_linear_packed *x,
+                           const float *src, int64_t stride, int token, int n_tokens, int64_t col,
+                           int64_t n_cols);
+/* Part 0, all rows and tokens, by this thread alone. Uses SL_LINEAR_PANELS_BYTES of c->own. */
+#define SL_LINEAR_PANELS_BYTES ((size_t)96 << 10)
+void sl_linear_run_packed(const struct sl_linear_call *c, const struct sl_linear_packed *x);
+
 /* This thread's rows of part i: first .. end - 1, `first` a multiple of unit. The parts laid end to
  * end are cut into equal numbers of bytes. */
 void sl_linear_share(const struct sl_linear_call *c, int i, int unit, int64_t *first, int64_t *end);

@@ -16,7 +16,7 @@
 
 /* Float panels that share the copy of a tile of activations. */
 #define FLOAT_PANELS 4
-#define PACK_COLS 512
+#define PACK_COLS SL_LINEAR_PACK_COLS
 
 /* Own memory of a thread. Byte and float panels take turns. */
 union panels {
@@ -27,18 +27,7 @@ union panels {
         float tile[SL_LINEAR_MAX_TILE_TOKENS * SL_LINEAR_FLOATS_STRIDE];
     } floats;
 };
-_Static_assert(sizeof(union panels) <= SL_CPU_THREAD_SCRATCH_BYTES, "thread scratch");
-
-/* The packed activations. Tile by tile; inside a tile as in struct sl_linear_tile. */
-struct packed_x {
-    int64_t n_cols;
-    int8_t *q;
-    float *d;
-    struct sl_linear_correction corrections[SL_LINEAR_MAX_PARTS];
-    void *sums[SL_LINEAR_MAX_PARTS];
-    int n_corrections;
-    char *bfloats;
-};
+_Static_assert(sizeof(union panels) <= SL_LINEAR_PANELS_BYTES, "thread scratch");
 
 /* A piece of work: some rows of a part (and of its partner, when gated) times some tokens. */
 struct piece {
@@ -75,7 +64,7 @@ static enum sl_linear_panel_kind panel_kind(const struct sl_linear_call *c, int 
     return kind;
 }
 
-static int find_correction(const struct packed_x *x, struct sl_linear_correction c)
+static int find_correction(const struct sl_linear_packed *x, struct sl_linear_correction c)
 {
     int i = 0;
     while (i < x->n_corrections &&
@@ -85,9 +74,9 @@ static int find_correction(const struct packed_x *x, struct sl_linear_correction
     return i;
 }
 
-/* Addresses of the packed arrays. */
-static void layout_x(const struct sl_linear_call *c, struct packed_x *x)
+void sl_linear_packed_layout(const struct sl_linear_call *c, struct sl_linear_packed *x)
 {
+    *x = (struct sl_linear_packed){.n_cols = c->op->part[0].w.n_cols};
     const size_t n = (size_t)c->n_tokens * (size_t)x->n_cols;
     for (int i = 0; i < c->op->n_parts; i++) {
         const enum sl_linear_panel_kind kind = panel_kind(c, i);
@@ -110,7 +99,7 @@ static void layout_x(const struct sl_linear_call *c, struct packed_x *x)
 }
 
 /* The tile of tokens first .. first + n - 1 from column `col` on, for correction i. */
-static struct sl_linear_tile tile_at(const struct packed_x *x, int i, int64_t first, int n,
+static struct sl_linear_tile tile_at(const struct sl_linear_packed *x, int i, int64_t first, int n,
                                      int64_t col)
 {
     const int64_t blocks = first * (x->n_cols / 32) + n * (col / 32);
@@ -121,31 +110,48 @@ static struct sl_linear_tile tile_at(const struct packed_x *x, int i, int64_t fi
     };
 }
 
-static void pack_bytes_piece(const struct sl_linear_call *c, const struct packed_x *x, int token,
-                             int n_tokens, int64_t col, int64_t n_cols)
+static void pack_bytes_piece(const struct sl_linear_call *c, const struct sl_linear_packed *x,
+                             const float *src, int64_t stride, int token, int n_tokens, int64_t col,
+                             int64_t n_cols)
 {
     void *sums[SL_LINEAR_MAX_PARTS];
     const int64_t blocks = token * (x->n_cols / 32) + n_tokens * (col / 32);
     for (int i = 0; i < x->n_corrections; i++) {
         sums[i] = (float *)x->sums[i] + blocks * (x->corrections[i].group16 ? 2 : 1);
     }
-    c->kernels->panels->pack_bytes(c->op->x + token * x->n_cols + col, x->n_cols, n_tokens, n_cols,
-                                   x->q + 32 * blocks, x->d + blocks, x->corrections, sums,
-                                   x->n_corrections);
+    c->kernels->panels->pack_bytes(src, stride, n_tokens, n_cols, x->q + 32 * blocks, x->d + blocks,
+                                   x->corrections, sums, x->n_corrections);
 }
 
-static char *bfloats_at(const struct packed_x *x, int64_t token, int n_tokens, int64_t col)
+static char *bfloats_at(const struct sl_linear_packed *x, int64_t token, int n_tokens, int64_t col)
 {
     return x->bfloats + 4 * (token * ((x->n_cols + 1) / 2) + n_tokens * (col / 2));
 }
 
-static void pack_x(const struct sl_linear_call *c, const struct packed_x *x)
+int sl_linear_packed_tile(const struct sl_linear_call *c, const struct sl_linear_packed *x)
 {
-    if (x->n_corrections == 0 && x->bfloats == NULL) {
+    const struct sl_linear_panel_kernels *k = c->kernels->panels;
+    return x->n_corrections > 0 ? k->bytes_tokens : x->bfloats != NULL ? k->floats_tokens : 0;
+}
+
+void sl_linear_packed_fill(const struct sl_linear_call *c, const struct sl_linear_packed *x,
+                           const float *src, int64_t stride, int token, int n_tokens, int64_t col,
+                           int64_t n_cols)
+{
+    if (x->n_corrections > 0) {
+        pack_bytes_piece(c, x, src, stride, token, n_tokens, col, n_cols);
+    } else {
+        c->kernels->panels->pack_bfloats(src, stride, n_tokens, n_cols,
+                                         bfloats_at(x, token, n_tokens, col));
+    }
+}
+
+static void pack_x(const struct sl_linear_call *c, const struct sl_linear_packed *x)
+{
+    const int tile = sl_linear_packed_tile(c, x);
+    if (tile == 0) {
         return;
     }
-    const struct sl_linear_panel_kernels *k = c->kernels->panels;
-    const int tile = x->n_corrections > 0 ? k->bytes_tokens : k->floats_tokens;
     int piece = 0;
     for (int t = 0; t < c->n_tokens; t += tile) {
         const int n = min_int(tile, c->n_tokens - t);
@@ -154,12 +160,8 @@ static void pack_x(const struct sl_linear_call *c, const struct packed_x *x)
                 continue;
             }
             const int64_t n_cols = x->n_cols - col < PACK_COLS ? x->n_cols - col : PACK_COLS;
-            if (x->n_corrections > 0) {
-                pack_bytes_piece(c, x, t, n, col, n_cols);
-            } else {
-                k->pack_bfloats(c->op->x + t * x->n_cols + col, x->n_cols, n, n_cols,
-                                bfloats_at(x, t, n, col));
-            }
+            sl_linear_packed_fill(c, x, c->op->x + t * x->n_cols + col, x->n_cols, t, n, col,
+                                  n_cols);
         }
     }
     if (c->pool != NULL) {
@@ -220,7 +222,7 @@ static void run_tile(sl_linear_tile_fn *tile, const void *panel, const void *x, 
 }
 
 /* Up to panel_rows rows by byte panels. */
-static void bytes_rows(const struct sl_linear_call *c, const struct packed_x *x,
+static void bytes_rows(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                        const struct piece *p)
 {
     const struct sl_linear_panel_kernels *k = c->kernels->panels;
@@ -254,7 +256,7 @@ static void bytes_rows(const struct sl_linear_call *c, const struct packed_x *x,
 }
 
 /* Up to FLOAT_PANELS * panel_rows rows by float or bfloat panels. */
-static void floats_rows(const struct sl_linear_call *c, const struct packed_x *x,
+static void floats_rows(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                         const struct piece *p, bool bfloats)
 {
     const struct sl_linear_panel_kernels *kernels = c->kernels->panels;
@@ -304,7 +306,7 @@ static void start_piece(const struct sl_linear_call *c, const struct piece *p)
     }
 }
 
-static void multiply(const struct sl_linear_call *c, const struct packed_x *x,
+static void multiply(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                      const struct piece *p)
 {
     start_piece(c, p);
@@ -322,7 +324,8 @@ static void multiply(const struct sl_linear_call *c, const struct packed_x *x,
     }
 }
 
-static void run_piece(const struct sl_linear_call *c, const struct packed_x *x, struct piece p)
+static void run_piece(const struct sl_linear_call *c, const struct sl_linear_packed *x,
+                      struct piece p)
 {
     multiply(c, x, &p);
     if (c->op->activation == SL_ACT_NONE) {
@@ -391,7 +394,7 @@ static int split_token(const struct sl_linear_call *c, const struct shares *s, i
     return min_int(c->n_tokens, n_units * split / s->n_splits * s->token_unit);
 }
 
-static void run_items(const struct sl_linear_call *c, const struct packed_x *x,
+static void run_items(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                       const struct shares *s, int part, int64_t item, int64_t end)
 {
     const int panel_rows = c->kernels->panels->panel_rows;
@@ -416,13 +419,25 @@ static void run_items(const struct sl_linear_call *c, const struct packed_x *x,
 
 void sl_linear_run_panels(const struct sl_linear_call *c)
 {
-    struct packed_x x = {.n_cols = c->op->part[0].w.n_cols};
-    layout_x(c, &x);
+    struct sl_linear_packed x;
+    sl_linear_packed_layout(c, &x);
     pack_x(c, &x);
     const struct shares s = make_shares(c);
     const int64_t from = s.total * c->thread / c->n_threads;
     const int64_t to = s.total * (c->thread + 1) / c->n_threads;
     for (int i = 0; i < s.n_parts; i++) {
         run_items(c, &x, &s, i, item_at(&s, i, from), item_at(&s, i, to));
+    }
+}
+
+void sl_linear_run_packed(const struct sl_linear_call *c, const struct sl_linear_packed *x)
+{
+    const int64_t n_rows = c->op->part[0].w.n_rows;
+    const int most = FLOAT_PANELS * c->kernels->panels->panel_rows;
+    for (int64_t row = 0; row < n_rows; row += most) {
+        const struct piece p = {.n = n_rows - row < most ? (int)(n_rows - row) : most,
+                                .first = row,
+                                .end_token = c->n_tokens};
+        multiply(c, x, &p);
     }
 }
