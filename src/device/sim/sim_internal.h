@@ -75,12 +75,22 @@ struct sl_stream {
     uint64_t ops_head; /* lock; ops ever written, counting those skipped at the ring's end */
     uint64_t ops_tail; /* lock */
 
-    struct sl_sim_item *items; /* [SL_SIM_N_ITEMS]; slot: n_queued's writer, then the thread */
-    struct sl_op *ops;         /* [n_ops_capacity]; replaced only while the stream is idle */
+    struct sl_graph *recording; /* the caller's; NULL: items are queued */
+    struct sl_sim_item *items;  /* [SL_SIM_N_ITEMS]; slot: n_queued's writer, then the thread */
+    struct sl_op *ops;          /* [n_ops_capacity]; replaced only while the stream is idle */
     size_t n_ops_capacity;
     void *cpu_scratch; /* the host scratch of the kernels; replaced only while idle */
     size_t cpu_scratch_bytes;
     uint64_t random; /* the thread's */
+};
+
+/* Recorded items; their `run.first_op` counts from the start of `ops`. */
+struct sl_graph {
+    struct sl_sim_item *items;
+    size_t n_items, items_room;
+    struct sl_op *ops;
+    size_t n_ops, ops_room;
+    bool failed; /* something could not be recorded */
 };
 
 struct sl_event {
@@ -148,7 +158,7 @@ enum sluice_status sl_sim_check_op(const struct sl_sim_device *sim, const struct
 /* What only the content of device memory tells: positions and KV blocks, chosen experts and where
  * they are. For the stream thread. */
 enum sluice_status sl_sim_check_content(const struct sl_sim_device *sim, const struct sl_op *op,
-                                   struct sluice_error *err);
+                                        struct sluice_error *err);
 
 /* Streams and events (sim_stream.c), what the caller queues (sim_queue.c). */
 enum sluice_status sl_sim_stream_create(struct sl_device *dev, struct sl_stream **out,
@@ -180,6 +190,14 @@ enum sluice_status sl_sim_copy_on_device(struct sl_device *dev, struct sl_stream
 enum sluice_status sl_sim_run(struct sl_device *dev, struct sl_stream *stream,
                               const struct sl_op *ops, int n_ops, void *scratch,
                               struct sluice_error *err);
+
+enum sluice_status sl_sim_graph_begin(struct sl_device *dev, struct sl_stream *stream,
+                                      struct sluice_error *err);
+enum sluice_status sl_sim_graph_end(struct sl_device *dev, struct sl_stream *stream,
+                                    struct sl_graph **out, struct sluice_error *err);
+enum sluice_status sl_sim_graph_launch(struct sl_device *dev, struct sl_stream *stream,
+                                       struct sl_graph *graph, struct sluice_error *err);
+void sl_sim_graph_destroy(struct sl_device *dev, struct sl_graph *graph);
 
 /* Execution on the stream's thread (sim_execute.c). */
 void *sl_sim_stream_main(void *stream);
