@@ -57,14 +57,13 @@ static int32_t evaluate(const struct job *j, struct sl_device *device, uint64_t 
 {
     struct sluice_error err;
     const uint32_t n_vocab = j->model->hp.n_vocab;
-    const struct sl_context_options options = {
-        .device = device,
-        .pool = j->pool,
-        .profile = &j->profile,
-        .plan = {.budget_bytes = budget,
-                 .n_ctx = j->n_prompt + j->n_decode,
-                 .max_outputs = ROWS,
-                 .kv_type = SL_TYPE_F16}};
+    const struct sl_context_options options = {.device = device,
+                                               .pool = j->pool,
+                                               .profile = &j->profile,
+                                               .plan = {.budget_bytes = budget,
+                                                        .n_ctx = j->n_prompt + j->n_decode,
+                                                        .max_outputs = ROWS,
+                                                        .kv_type = SL_TYPE_F16}};
     struct sl_context *ctx = NULL;
     if (sl_context_create(&ctx, j->model, &options, &err) != SLUICE_STATUS_OK) {
         die(&err);
@@ -120,7 +119,8 @@ int main(int argc, char **argv)
     struct sluice_error err;
     struct job j = {0};
     if (argc < 7) {
-        fprintf(stderr, "usage: %s MODEL sim|cuda THREADS N_PROMPT N_DECODE BUDGET_MIB...\n", argv[0]);
+        fprintf(stderr, "usage: %s MODEL sim|cuda THREADS N_PROMPT N_DECODE BUDGET_MIB...\n",
+                argv[0]);
         return 2;
     }
     j.n_prompt = atoi(argv[4]);
@@ -128,9 +128,9 @@ int main(int argc, char **argv)
     const struct sl_pool_options pool = {.n_threads = atoi(argv[3])};
     if (sl_model_open(&j.model, argv[1], 0, &err) != SLUICE_STATUS_OK ||
         sl_pool_create(&j.pool, &pool, &err) != SLUICE_STATUS_OK ||
-        (strcmp(argv[2], "cuda") == 0 ? sl_device_cuda_create(&j.device, 0, &err)
-                                      : sl_device_sim_create(&j.device, NULL, &err)) !=
-            SLUICE_STATUS_OK) {
+        (strcmp(argv[2], "cuda") == 0
+             ? sl_device_cuda_create(&j.device, 0, &err)
+             : sl_device_sim_create(&j.device, NULL, &err)) != SLUICE_STATUS_OK) {
         die(&err);
     }
     const struct sl_profiler_options profiler = {.device = j.device, .pool = j.pool};
