@@ -21,6 +21,7 @@
 struct sl_device; /* begins every implementation's own struct; see below */
 struct sl_stream;
 struct sl_event;
+struct sl_graph;
 
 enum sl_device_kind { SL_DEVICE_NONE, SL_DEVICE_SIM, SL_DEVICE_CUDA };
 
@@ -95,6 +96,19 @@ struct sl_device_vtable {
     enum sluice_status (*run)(struct sl_device *dev, struct sl_stream *stream,
                               const struct sl_op *ops, int n_ops, void *scratch,
                               struct sluice_error *err);
+
+    /* Optional (all four or none): a list of work that is queued again and again at the cost of
+     * one launch. Between begin and end what is queued on `stream` (copies whose host side is
+     * locked, op lists) is recorded, not run; everything else on that stream is refused or fails.
+     * Addresses and sizes are those of the recording; contents are read when it runs. */
+    enum sluice_status (*graph_begin)(struct sl_device *dev, struct sl_stream *stream,
+                                      struct sluice_error *err);
+    /* Ends the recording in any case; on failure *out is NULL. */
+    enum sluice_status (*graph_end)(struct sl_device *dev, struct sl_stream *stream,
+                                    struct sl_graph **out, struct sluice_error *err);
+    enum sluice_status (*graph_launch)(struct sl_device *dev, struct sl_stream *stream,
+                                       struct sl_graph *graph, struct sluice_error *err);
+    void (*graph_destroy)(struct sl_device *dev, struct sl_graph *graph); /* not while it runs */
 };
 
 struct sl_device {
@@ -130,7 +144,7 @@ void sl_device_destroy(struct sl_device **dev); /* accepts NULL and a pointer to
 
 /* The symbol that the CUDA library exports, and its interface version. */
 #define SL_CUDA_ENTRY_NAME "sl_cuda_device_create"
-#define SL_CUDA_ENTRY_VERSION 1
+#define SL_CUDA_ENTRY_VERSION 2
 typedef enum sluice_status sl_cuda_entry_fn(int version, struct sl_device **out, int ordinal,
                                             struct sluice_error *err);
 

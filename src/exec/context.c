@@ -47,6 +47,21 @@ static void host_buffer_finish(struct sl_context *ctx, struct sl_host_buffer *bu
     memset(buffer, 0, sizeof *buffer);
 }
 
+/* Graphs need a device that has them and host buffers that the GPU can reach by itself. */
+static enum sluice_status init_segments(struct sl_context *ctx, struct sluice_error *err)
+{
+    if (!ctx->device || !ctx->device->vt->graph_begin || !ctx->hidden.locked ||
+        !ctx->logits.locked) {
+        return SLUICE_STATUS_OK;
+    }
+    for (int32_t t = 0; t < ctx->plan->n_tiers && t < SL_N_GRAPH_TIERS; t++) {
+        ctx->segments[t] =
+            sl_calloc(SL_MEM_EXEC, (size_t)ctx->plan->tiers[t].n_steps, sizeof *ctx->segments[t]);
+        SL_CHECK(ctx->segments[t], OUT_OF_MEMORY, err, "no memory for the context");
+    }
+    return SLUICE_STATUS_OK;
+}
+
 static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error *err)
 {
     const struct sl_model *const model = ctx->model;
@@ -187,6 +202,14 @@ static void finish_device(struct sl_context *ctx)
             vt->stream_destroy(ctx->device, streams[i]);
         }
     }
+    for (int32_t t = 0; t < SL_N_GRAPH_TIERS; t++) {
+        for (int32_t k = 0; ctx->segments[t] && k < ctx->plan->tiers[t].n_steps; k++) {
+            if (ctx->segments[t][k].graph) {
+                vt->graph_destroy(ctx->device, ctx->segments[t][k].graph);
+            }
+        }
+        sl_free(ctx->segments[t]);
+    }
     for (size_t i = 0; ctx->registered && i < sl_gguf_n_files(ctx->model->file); i++) {
         if (ctx->registered[i]) {
             size_t bytes = 0;
@@ -243,6 +266,7 @@ enum sluice_status sl_context_create(struct sl_context **out, const struct sl_mo
         SL_TRY_OUT(init_device(ctx, err));
     }
     SL_TRY_OUT(init_host(ctx, err));
+    SL_TRY_OUT(init_segments(ctx, err));
     *out = ctx;
     return SLUICE_STATUS_OK;
 out:

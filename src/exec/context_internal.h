@@ -14,6 +14,22 @@ struct sl_host_buffer {
     bool locked;
 };
 
+/* A run of steps on the compute stream that wait for nothing: recorded once as a graph and queued
+ * at the cost of one launch. Kept per tier by the index of its first step; recorded again when the
+ * pass has another size or the cache has outgrown the bound that the graph was made for. */
+struct sl_segment {
+    int32_t n_tokens, n_outputs, n_kv_max; /* of the last pass that came here */
+    int32_t n_same;                        /* passes in a row that were like the one before */
+    struct sl_graph *graph;                /* NULL: not recorded yet */
+};
+
+/* Tiers whose passes are short enough for launches to count. */
+#define SL_N_GRAPH_TIERS 3
+/* n_kv_max is rounded up to this, so that a graph serves many passes. */
+#define SL_GRAPH_KV_STEP 256
+/* Recording costs as much as some passes: the chunks of a prompt are not worth it. */
+#define SL_GRAPH_AFTER 6
+
 struct sl_context {
     const struct sl_model *model;
     struct sl_device *device;
@@ -42,6 +58,7 @@ struct sl_context {
     int32_t n_valid;     /* prefix of the resident order whose bytes are in VRAM now */
     bool *pending;       /* by shard: resident weights still on their way, see `ready` */
     uint8_t *registered; /* by file: its mapping is page-locked */
+    struct sl_segment *segments[SL_N_GRAPH_TIERS]; /* by first step; NULL: no graphs */
     struct sl_context_stats stats;
 };
 

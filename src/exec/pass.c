@@ -9,6 +9,9 @@
  *   driver + pool      cpu      cpu        after the hidden state is down
  *
  * Every pass ends with all streams idle, so the first copies of a pass need no wait.
+ *
+ * In short passes the runs of steps between two waits of the compute stream are recorded as graphs
+ * (struct sl_segment): what changes from token to token lies in memory, not in the graph.
  */
 #include <string.h>
 
@@ -21,9 +24,13 @@ struct pass {
     const struct sl_device_vtable *vt;
     const struct sl_tier_plan *tier;
     int32_t n;             /* tokens */
+    int32_t n_kv_max;      /* of GPU steps: rounded up where graphs are in use */
     int32_t n_outputs;     /* logits of the last n_outputs */
     float *logits;         /* or NULL: the context's buffer */
+    bool copied;           /* the copy stream was used */
     int32_t last_download; /* latest shard with a KV download in this pass; -1: none */
+    float *late_rows;  /* logits that the device leaves in the context's buffer at the end, to */
+    size_t late_bytes; /* be put here */
     struct sluice_error *err;
 };
 
@@ -82,6 +89,7 @@ static enum sluice_status switch_tier(struct pass *p)
     const struct sl_plan *const plan = ctx->plan;
     while (ctx->n_valid < p->tier->n_resident) {
         const int32_t i = plan->resident_order[ctx->n_valid];
+        p->copied = true;
         SL_TRY(copy_weights(p, &ctx->model->shards[i], ctx->arena + plan->resident_offset[i]));
         SL_TRY(p->vt->event_record(ctx->device, ctx->ready[i], ctx->copy, p->err));
         ctx->pending[i] = true;
@@ -96,6 +104,7 @@ static enum sluice_status run_copy(struct pass *p, const struct sl_step *step)
     struct sl_context *const ctx = p->ctx;
     const struct sl_shard *const shard = &ctx->model->shards[step->shard];
     uint8_t *const image = device_image(p, step->shard, step->ring_offset);
+    p->copied = true;
     if (step->after >= 0) {
         SL_TRY(p->vt->stream_wait(ctx->device, ctx->copy, ctx->done[step->after], p->err));
         /* The bytes may also belong to a KV slot that is still being downloaded. */
@@ -137,6 +146,7 @@ static struct sl_shard_bind device_bind(const struct pass *p, int32_t index, siz
     const struct sl_shard *const shard = &ctx->model->shards[index];
     uint8_t *const image = device_image(p, index, ring_offset);
     struct sl_shard_bind bind = common_bind(p);
+    bind.n_kv_max = p->n_kv_max;
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         bind.weights[w] = shard->weights[w].name ? image + shard->weights[w].offset : NULL;
     }
@@ -207,9 +217,12 @@ static enum sluice_status run_head_on_device(struct pass *p, struct sl_shard_bin
         SL_TRY(p->vt->copy_to_host(ctx->device, ctx->compute, ctx->logits.data, bind.logits,
                                    (size_t)g.n * row_bytes, p->err));
         float *const rows = group_logits(p, at, &g);
-        if (rows || at < p->n_outputs) {
-            SL_TRY(p->vt->stream_sync(ctx->device, ctx->compute, p->err));
+        if (at == p->n_outputs) {
+            p->late_rows = rows; /* the last group is taken when the pass is over */
+            p->late_bytes = (size_t)g.n * row_bytes;
+            break;
         }
+        SL_TRY(p->vt->stream_sync(ctx->device, ctx->compute, p->err));
         if (rows) {
             memcpy(rows, ctx->logits.data, (size_t)g.n * row_bytes);
         }
@@ -290,7 +303,8 @@ static void run_cpu(struct pass *p, const struct sl_step *step)
     sl_cpu_run(ctx->kernels, ctx->pool, ops, n_ops, ctx->scratch);
 }
 
-/* Move the hidden state between host and device; the head needs only the rows of its outputs. */
+/* Queue the move of the hidden state between host and device; the head needs only the rows of its
+ * outputs. */
 static enum sluice_status move_hidden(struct pass *p, const struct sl_step *step)
 {
     struct sl_context *const ctx = p->ctx;
@@ -303,16 +317,34 @@ static enum sluice_status move_hidden(struct pass *p, const struct sl_step *step
     if (step->kind == SL_STEP_HIDDEN_UP) {
         return p->vt->copy_to_device(ctx->device, ctx->compute, device, host, bytes, p->err);
     }
-    SL_TRY(p->vt->copy_to_host(ctx->device, ctx->compute, host, device, bytes, p->err));
+    return p->vt->copy_to_host(ctx->device, ctx->compute, host, device, bytes, p->err);
+}
+
+/* The driver waits for what the compute stream has brought down. */
+static enum sluice_status await_hidden(struct pass *p)
+{
+    struct sl_context *const ctx = p->ctx;
     SL_TRY(p->vt->event_record(ctx->device, ctx->hidden_event, ctx->compute, p->err));
     return p->vt->event_sync(ctx->device, ctx->hidden_event, p->err);
+}
+
+static enum sluice_status check_cancelled(const struct pass *p)
+{
+    const struct sl_context *const ctx = p->ctx;
+    SL_CHECK(!ctx->cancelled || !ctx->cancelled(ctx->cancelled_user), CANCELLED, p->err,
+             "cancelled");
+    return SLUICE_STATUS_OK;
+}
+
+static enum sl_shard_kind step_shard_kind(const struct pass *p, const struct sl_step *step)
+{
+    return p->ctx->model->shards[step->shard].kind;
 }
 
 static enum sluice_status run_step(struct pass *p, const struct sl_step *step)
 {
     const struct sl_context *const ctx = p->ctx;
-    SL_CHECK(!ctx->cancelled || !ctx->cancelled(ctx->cancelled_user), CANCELLED, p->err,
-             "cancelled");
+    SL_TRY(check_cancelled(p));
     if (p->n_outputs == 0 && ctx->model->shards[step->shard].kind == SL_SHARD_HEAD) {
         return SLUICE_STATUS_OK; /* nobody asked for logits */
     }
@@ -325,18 +357,127 @@ static enum sluice_status run_step(struct pass *p, const struct sl_step *step)
         run_cpu(p, step);
         return SLUICE_STATUS_OK;
     case SL_STEP_HIDDEN_DOWN:
+        SL_TRY(move_hidden(p, step));
+        return await_hidden(p);
     case SL_STEP_HIDDEN_UP:
     default:
         return move_hidden(p, step);
     }
 }
 
+/* Whether a step only queues work on the compute stream, waiting for no other. */
+static bool step_is_plain(const struct pass *p, const struct sl_step *step)
+{
+    const struct sl_context *const ctx = p->ctx;
+    if (p->n_outputs == 0 && ctx->model->shards[step->shard].kind == SL_SHARD_HEAD) {
+        return false;
+    }
+    return step->kind == SL_STEP_HIDDEN_UP ||
+           (step->kind == SL_STEP_GPU && p->tier->placement[step->shard] == SL_PLACE_RESIDENT &&
+            !ctx->pending[step->shard]);
+}
+
+/* One past the last step of the segment that begins at step k; k when there is none. The hidden
+ * state's way down ends a segment and belongs to it. */
+static int32_t segment_end(const struct pass *p, int32_t k)
+{
+    const struct sl_step *const steps = p->tier->steps;
+    int32_t end = k;
+    bool computes = false;
+    while (end < p->tier->n_steps && step_is_plain(p, &steps[end])) {
+        computes = computes || steps[end].kind == SL_STEP_GPU;
+        end++;
+    }
+    if (!computes) {
+        return k;
+    }
+    if (end < p->tier->n_steps && steps[end].kind == SL_STEP_HIDDEN_DOWN &&
+        (p->n_outputs > 0 || step_shard_kind(p, &steps[end]) != SL_SHARD_HEAD)) {
+        end++;
+    }
+    return end;
+}
+
+static enum sluice_status queue_segment(struct pass *p, int32_t k, int32_t end)
+{
+    for (; k < end; k++) {
+        const struct sl_step *const step = &p->tier->steps[k];
+        SL_TRY(step->kind == SL_STEP_GPU ? run_gpu(p, step) : move_hidden(p, step));
+    }
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status record_segment(struct pass *p, int32_t k, int32_t end,
+                                         struct sl_graph **out)
+{
+    struct sl_context *const ctx = p->ctx;
+    SL_TRY(p->vt->graph_begin(ctx->device, ctx->compute, p->err));
+    const enum sluice_status status = queue_segment(p, k, end);
+    if (status != SLUICE_STATUS_OK) {
+        struct sl_graph *half = NULL;
+        if (p->vt->graph_end(ctx->device, ctx->compute, &half, NULL) == SLUICE_STATUS_OK) {
+            p->vt->graph_destroy(ctx->device, half);
+        }
+        return status;
+    }
+    return p->vt->graph_end(ctx->device, ctx->compute, out, p->err);
+}
+
+/* Run steps k .. end - 1: as they are until passes of this kind keep coming, then recorded once and
+ * replayed. */
+static enum sluice_status run_segment(struct pass *p, int32_t k, int32_t end)
+{
+    struct sl_context *const ctx = p->ctx;
+    struct sl_segment *const seg = &ctx->segments[p->tier - ctx->plan->tiers][k];
+    const bool same =
+        seg->n_tokens == p->n && seg->n_outputs == p->n_outputs && seg->n_kv_max == p->n_kv_max;
+    if (!same && seg->graph) {
+        p->vt->graph_destroy(ctx->device, seg->graph);
+        seg->graph = NULL;
+    }
+    seg->n_same = same ? seg->n_same + 1 : 0;
+    if (seg->n_same >= SL_GRAPH_AFTER && !seg->graph) {
+        SL_TRY(record_segment(p, k, end, &seg->graph));
+    }
+    if (seg->graph) {
+        SL_TRY(p->vt->graph_launch(ctx->device, ctx->compute, seg->graph, p->err));
+    } else {
+        SL_TRY(queue_segment(p, k, end));
+    }
+    seg->n_tokens = p->n;
+    seg->n_outputs = p->n_outputs;
+    seg->n_kv_max = p->n_kv_max;
+    /* Replayed or not, the last group of logits lands in the context's buffer. */
+    const struct sl_step *const last = &p->tier->steps[end - 1];
+    if (step_shard_kind(p, last) == SL_SHARD_HEAD && last->kind == SL_STEP_GPU) {
+        p->late_rows = p->logits;
+        p->late_bytes = (size_t)p->n_outputs * ctx->model->hp.n_vocab * sizeof(float);
+    }
+    return last->kind == SL_STEP_HIDDEN_DOWN ? await_hidden(p) : SLUICE_STATUS_OK;
+}
+
+static bool uses_graphs(const struct pass *p)
+{
+    const struct sl_context *const ctx = p->ctx;
+    const ptrdiff_t t = p->tier - ctx->plan->tiers;
+    return p->tier->uses_device && t < SL_N_GRAPH_TIERS && ctx->segments[t] &&
+           p->n_outputs <= ctx->plan->options.max_outputs;
+}
+
 static enum sluice_status sync_all(struct pass *p)
 {
     struct sl_context *const ctx = p->ctx;
     SL_TRY(p->vt->stream_sync(ctx->device, ctx->compute, p->err));
-    SL_TRY(p->vt->stream_sync(ctx->device, ctx->copy, p->err));
-    return p->vt->stream_sync(ctx->device, ctx->download, p->err);
+    if (p->copied) {
+        SL_TRY(p->vt->stream_sync(ctx->device, ctx->copy, p->err));
+    }
+    if (p->last_download >= 0) {
+        SL_TRY(p->vt->stream_sync(ctx->device, ctx->download, p->err));
+    }
+    if (p->late_rows) {
+        memcpy(p->late_rows, ctx->logits.data, p->late_bytes);
+    }
+    return SLUICE_STATUS_OK;
 }
 
 static enum sluice_status run_steps(struct pass *p)
@@ -347,8 +488,17 @@ static enum sluice_status run_steps(struct pass *p)
         SL_TRY(p->vt->copy_to_device(ctx->device, ctx->compute, ctx->arena + p->tier->io_offset,
                                      ctx->io.data, (size_t)p->n * sizeof(int32_t), p->err));
     }
-    for (int32_t k = 0; k < p->tier->n_steps; k++) {
-        SL_TRY(run_step(p, &p->tier->steps[k]));
+    const bool graphs = uses_graphs(p);
+    for (int32_t k = 0; k < p->tier->n_steps;) {
+        const int32_t end = graphs ? segment_end(p, k) : k;
+        if (end > k) {
+            SL_TRY(check_cancelled(p));
+            SL_TRY(run_segment(p, k, end));
+            k = end;
+        } else {
+            SL_TRY(run_step(p, &p->tier->steps[k]));
+            k++;
+        }
     }
     return p->tier->uses_device ? sync_all(p) : SLUICE_STATUS_OK;
 }
@@ -397,6 +547,12 @@ enum sluice_status sl_pass_run(struct sl_context *ctx, const int32_t *tokens, in
     int32_t *const pos = ctx->io.data;
     for (int32_t i = 0; i < n; i++) {
         pos[i] = ctx->n_past + i;
+    }
+    const int32_t n_kv = ctx->n_past + n, n_ctx = ctx->plan->options.n_ctx;
+    p.n_kv_max = n_kv;
+    if (uses_graphs(&p)) {
+        const int32_t up = (n_kv + SL_GRAPH_KV_STEP - 1) / SL_GRAPH_KV_STEP * SL_GRAPH_KV_STEP;
+        p.n_kv_max = up < n_ctx ? up : n_ctx;
     }
     sl_model_embed(ctx->model, tokens, n, ctx->hidden.data);
     const enum sluice_status status = run_steps(&p);

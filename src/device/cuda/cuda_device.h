@@ -51,6 +51,10 @@ struct sl_event {
     bool recorded;
 };
 
+struct sl_graph {
+    cudaGraphExec_t handle;
+};
+
 struct sl_cuda_device {
     struct sl_device base;
     int ordinal;

@@ -350,6 +350,62 @@ static void device_destroy(struct sl_device *device)
     sl_free(dev);
 }
 
+/* ---- graphs ---- */
+
+static enum sluice_status graph_begin(struct sl_device *device, struct sl_stream *stream,
+                                      struct sluice_error *err)
+{
+    const struct sl_cuda_device *dev = cuda_device(device);
+    SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
+    SL_CUDA_TRY(cudaStreamBeginCapture(stream->handle, cudaStreamCaptureModeThreadLocal), err,
+                "beginning a graph");
+    return SLUICE_STATUS_OK;
+}
+
+static void graph_destroy(struct sl_device *device, struct sl_graph *graph)
+{
+    if (graph == NULL) {
+        return;
+    }
+    cudaSetDevice(cuda_device(device)->ordinal);
+    if (graph->handle != NULL) {
+        cudaGraphExecDestroy(graph->handle);
+    }
+    cudaGetLastError();
+    sl_free(graph);
+}
+
+static enum sluice_status graph_end(struct sl_device *device, struct sl_stream *stream,
+                                    struct sl_graph **out, struct sluice_error *err)
+{
+    *out = NULL;
+    cudaGraph_t recorded = NULL;
+    SL_CUDA_TRY(cudaStreamEndCapture(stream->handle, &recorded), err, "ending a graph");
+    struct sl_graph *graph = sl_calloc(SL_MEM_DEVICE, 1, sizeof *graph);
+    if (graph == NULL) {
+        cudaGraphDestroy(recorded);
+        return sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for a graph");
+    }
+    const cudaError_t code = cudaGraphInstantiate(&graph->handle, recorded, 0);
+    cudaGraphDestroy(recorded);
+    if (code != cudaSuccess) {
+        graph->handle = NULL;
+        graph_destroy(device, graph);
+        return sl_cuda_fail(err, code, "making a graph");
+    }
+    *out = graph;
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status graph_launch(struct sl_device *device, struct sl_stream *stream,
+                                       struct sl_graph *graph, struct sluice_error *err)
+{
+    const struct sl_cuda_device *dev = cuda_device(device);
+    SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
+    SL_CUDA_TRY(cudaGraphLaunch(graph->handle, stream->handle), err, "queueing a graph");
+    return SLUICE_STATUS_OK;
+}
+
 static const struct sl_device_vtable cuda_vtable = {
     .destroy = device_destroy,
     .info = device_info,
@@ -372,6 +428,10 @@ static const struct sl_device_vtable cuda_vtable = {
     .copy_to_host = sl_cuda_copy_to_host,
     .copy_on_device = sl_cuda_copy_on_device,
     .run = device_run,
+    .graph_begin = graph_begin,
+    .graph_end = graph_end,
+    .graph_launch = graph_launch,
+    .graph_destroy = graph_destroy,
 };
 
 sl_cuda_entry_fn sl_cuda_device_create;

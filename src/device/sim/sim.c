@@ -60,6 +60,10 @@ static const struct sl_device_vtable sim_vtable = {
     .copy_to_host = sl_sim_copy_to_host,
     .copy_on_device = sl_sim_copy_on_device,
     .run = sl_sim_run,
+    .graph_begin = sl_sim_graph_begin,
+    .graph_end = sl_sim_graph_end,
+    .graph_launch = sl_sim_graph_launch,
+    .graph_destroy = sl_sim_graph_destroy,
 };
 
 enum sluice_status sl_device_sim_create(struct sl_device **out, const struct sl_sim_options *sim,

@@ -11,6 +11,43 @@
 #include "cpu/cpu.h"
 #include "device/sim/sim_internal.h"
 
+/* Make room for one more of `room` things; false without memory. */
+static bool grow(void **items, size_t n, size_t *room, size_t item_bytes)
+{
+    if (n <= *room) {
+        return true;
+    }
+    void *grown = sl_realloc(SL_MEM_DEVICE, *items, 2 * n, item_bytes);
+    if (grown) {
+        *items = grown;
+        *room = 2 * n;
+    }
+    return grown != NULL;
+}
+
+/* Add an item, and the ops of a list, to the graph that is being recorded. */
+static void record(struct sl_graph *graph, const struct sl_sim_item *item, const struct sl_op *ops)
+{
+    const size_t n_ops = item->kind == SL_SIM_ITEM_RUN ? (size_t)item->run.n_ops : 0;
+    void *items = graph->items;
+    void *list = graph->ops;
+    graph->failed = graph->failed ||
+                    !grow(&items, graph->n_items + 1, &graph->items_room, sizeof *graph->items) ||
+                    !grow(&list, graph->n_ops + n_ops, &graph->ops_room, sizeof *graph->ops);
+    graph->items = items;
+    graph->ops = list;
+    if (graph->failed) {
+        return; /* sl_sim_graph_end says so */
+    }
+    struct sl_sim_item *added = &graph->items[graph->n_items++];
+    *added = *item;
+    if (n_ops > 0) {
+        memcpy(graph->ops + graph->n_ops, ops, n_ops * sizeof *ops);
+        added->run.first_op = graph->n_ops;
+        graph->n_ops += n_ops;
+    }
+}
+
 /* Append an item; waits while the ring is full. */
 static void push(struct sl_stream *stream, const struct sl_sim_item *item)
 {
@@ -60,6 +97,12 @@ static enum sluice_status queue_copy(struct sl_stream *stream, enum sl_sim_item_
     } else {
         SL_TRY(sl_sim_check_device(sim, src, bytes, "copy: source", err));
     }
+    if (stream->recording) {
+        SL_CHECK(!item.staged, INVALID_ARGUMENT, err,
+                 "a copy of memory that is not locked cannot be part of a graph");
+        record(stream->recording, &item, NULL);
+        return SLUICE_STATUS_OK;
+    }
     push(stream, &item);
     return SLUICE_STATUS_OK;
 }
@@ -92,6 +135,7 @@ enum sluice_status sl_sim_event_record(struct sl_device *dev, struct sl_event *e
                                        struct sl_stream *stream, struct sluice_error *err)
 {
     SL_TRY(sl_sim_failure(sim_of(dev), err));
+    SL_CHECK(!stream->recording, INVALID_ARGUMENT, err, "an event cannot be part of a graph");
     const struct sl_sim_item item = {
         .kind = SL_SIM_ITEM_RECORD,
         .record = {.event = event, .generation = event->generation + 1}};
@@ -106,6 +150,7 @@ enum sluice_status sl_sim_stream_wait(struct sl_device *dev, struct sl_stream *s
                                       struct sl_event *event, struct sluice_error *err)
 {
     SL_TRY(sl_sim_failure(sim_of(dev), err));
+    SL_CHECK(!stream->recording, INVALID_ARGUMENT, err, "a wait cannot be part of a graph");
     if (event->stream && event->stream != stream) {
         const struct sl_sim_item item = {
             .kind = SL_SIM_ITEM_WAIT, .wait = {.stream = event->stream, .number = event->number}};
@@ -196,7 +241,62 @@ enum sluice_status sl_sim_run(struct sl_device *dev, struct sl_stream *stream,
         scratch_bytes = bytes > scratch_bytes ? bytes : scratch_bytes;
     }
     SL_TRY(grow_buffers(stream, n_ops, sl_cpu_scratch_bytes(scratch_bytes, 1), err));
+    if (stream->recording) {
+        record(stream->recording, &item, ops);
+        return SLUICE_STATUS_OK;
+    }
     item.run.first_op = push_ops(stream, ops, n_ops);
     push(stream, &item);
     return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_sim_graph_begin(struct sl_device *dev, struct sl_stream *stream,
+                                      struct sluice_error *err)
+{
+    SL_TRY(sl_sim_failure(sim_of(dev), err));
+    SL_CHECK(!stream->recording, INVALID_ARGUMENT, err, "a graph is being recorded already");
+    stream->recording = sl_calloc(SL_MEM_DEVICE, 1, sizeof *stream->recording);
+    SL_CHECK(stream->recording, OUT_OF_MEMORY, err, "no memory for a graph");
+    return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_sim_graph_end(struct sl_device *dev, struct sl_stream *stream,
+                                    struct sl_graph **out, struct sluice_error *err)
+{
+    struct sl_graph *graph = stream->recording;
+    *out = NULL;
+    SL_CHECK(graph, INVALID_ARGUMENT, err, "no graph is being recorded");
+    stream->recording = NULL;
+    if (graph->failed) {
+        sl_sim_graph_destroy(dev, graph);
+        return sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for a graph");
+    }
+    *out = graph;
+    return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_sim_graph_launch(struct sl_device *dev, struct sl_stream *stream,
+                                       struct sl_graph *graph, struct sluice_error *err)
+{
+    SL_TRY(sl_sim_failure(sim_of(dev), err));
+    for (size_t i = 0; i < graph->n_items; i++) {
+        struct sl_sim_item item = graph->items[i];
+        if (item.kind == SL_SIM_ITEM_RUN) {
+            const struct sl_op *ops = graph->ops + item.run.first_op;
+            SL_TRY(grow_buffers(stream, item.run.n_ops, 0, err));
+            item.run.first_op = push_ops(stream, ops, item.run.n_ops);
+        }
+        push(stream, &item);
+    }
+    return SLUICE_STATUS_OK;
+}
+
+void sl_sim_graph_destroy(struct sl_device *dev, struct sl_graph *graph)
+{
+    (void)dev;
+    if (graph) {
+        sl_free(graph->items);
+        sl_free(graph->ops);
+        sl_free(graph);
+    }
 }

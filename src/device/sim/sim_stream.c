@@ -69,7 +69,6 @@ enum sluice_status sl_sim_stream_create(struct sl_device *dev, struct sl_stream 
 
 void sl_sim_stream_destroy(struct sl_device *dev, struct sl_stream *stream)
 {
-    (void)dev;
     if (!stream) {
         return;
     }
@@ -78,6 +77,8 @@ void sl_sim_stream_destroy(struct sl_device *dev, struct sl_stream *stream)
     pthread_cond_signal(&stream->work);
     pthread_mutex_unlock(&stream->lock);
     pthread_join(stream->thread, NULL);
+    sl_sim_graph_destroy(dev, stream->recording);
+    stream->recording = NULL;
     stream->in_use = false;
 }
 
