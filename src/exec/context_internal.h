@@ -27,8 +27,8 @@ struct sl_segment {
 #define SL_N_GRAPH_TIERS 3
 /* n_kv_max is rounded up to this, so that a graph serves many passes. */
 #define SL_GRAPH_KV_STEP 256
-/* Recording costs as much as some passes: the chunks of a prompt are not worth it. */
-#define SL_GRAPH_AFTER 6
+/* Recording costs as much as some passes. */
+#define SL_GRAPH_AFTER 4
 
 struct sl_context {
     const struct sl_model *model;

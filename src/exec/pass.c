@@ -461,6 +461,7 @@ static bool uses_graphs(const struct pass *p)
     const struct sl_context *const ctx = p->ctx;
     const ptrdiff_t t = p->tier - ctx->plan->tiers;
     return p->tier->uses_device && t < SL_N_GRAPH_TIERS && ctx->segments[t] &&
+           p->n_outputs > 0 && /* the chunks of a prompt ask for no logits */
            p->n_outputs <= ctx->plan->options.max_outputs;
 }
 
