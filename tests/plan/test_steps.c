@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The step compiler and the simulator. Compiled steps are walked as the executor would run them:
+ * what is copied, computed and moved, in which order, and whether bytes of the ring are ever
+ * overwritten before their last use. The simulator is held to a second one that moves a clock from
+ * event to event and keeps real queues, and to cases worked out by hand.
+ */
+#include "test.h"
+
+#include <math.h>
+
+#include "plan/steps.h"
+
+#define MAX_SHARDS 48
+#define N_CASES 4000
+
+/* xorshift64*: the seed is the case's number, named in every failure. */
+static uint64_t rng_state;
+
+static uint32_t rng_below(uint32_t n)
+{
+    rng_state ^= rng_state >> 12;
+    rng_state ^= rng_state << 25;
+    rng_state ^= rng_state >> 27;
+    return (uint32_t)((rng_state * UINT64_C(2685821657736338717)) >> 33) % n;
+}
+
+struct program {
+    int number;
+    int32_t n_shards;
+    uint8_t placement[MAX_SHARDS];
+    size_t item_bytes[MAX_SHARDS];
+    size_t ring_bytes;
+    int32_t n_steps;
+    struct sl_step steps[SL_STEPS_PER_SHARD * MAX_SHARDS];
+};
+
+#define CHECK(p, cond)                                                                             \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            fail_msg("case %d, line %d: %s", (p)->number, __LINE__, #cond);                        \
+        }                                                                                          \
+    } while (0)
+
+/* Random placements, with one kind of them left out now and then; a ring between the largest
+ * streamed item and a little more than all of them. */
+static void make_program(struct program *p, int number)
+{
+    memset(p, 0, sizeof *p);
+    p->number = number;
+    rng_state = (uint64_t)number * 7919 + 1;
+    p->n_shards = 1 + (int32_t)rng_below(MAX_SHARDS);
+    const uint32_t left_out = rng_below(5);
+    const uint32_t largest = 1 + rng_below(60);
+    size_t most = 0, all = 0;
+    for (int32_t i = 0; i < p->n_shards; i++) {
+        p->placement[i] = (uint8_t)rng_below(3);
+        if (p->placement[i] == left_out) {
+            p->placement[i] = SL_PLACE_STREAMED;
+        }
+        p->item_bytes[i] = 1 + rng_below(largest);
+        if (p->placement[i] == SL_PLACE_STREAMED) {
+            most = p->item_bytes[i] > most ? p->item_bytes[i] : most;
+            all += p->item_bytes[i];
+        }
+    }
+    p->ring_bytes = most + rng_below((uint32_t)(all - most) + 8);
+}
+
+static void compile(struct program *p)
+{
+    size_t scratch[2 * MAX_SHARDS];
+    memset(scratch, 0xa5, sizeof scratch);
+    p->n_steps = sl_steps_compile(p->placement, p->item_bytes, p->n_shards, p->ring_bytes, p->steps,
+                                  scratch);
+    CHECK(p, p->n_steps > 0 && p->n_steps <= SL_STEPS_PER_SHARD * p->n_shards);
+}
+
+/* What the executor has issued so far. */
+struct walk {
+    int32_t n_computed;         /* shards 0 .. n_computed - 1, in order */
+    bool on_device;             /* where the hidden state is */
+    int32_t last_copied;        /* shard; -1: none */
+    int32_t waited;             /* the copy stream has waited for GPU steps up to this shard */
+    size_t ring_at[MAX_SHARDS]; /* of copied shards */
+    bool copied[MAX_SHARDS];
+};
+
+/* The copy stream and the compute stream are in order: what an earlier copy waited for need not be
+ * waited for again, and a wait for one GPU step covers all before it. */
+static void walk_copy(const struct program *p, struct walk *w, const struct sl_step *step)
+{
+    const int32_t i = step->shard;
+    CHECK(p, p->placement[i] == SL_PLACE_STREAMED);
+    CHECK(p, i > w->last_copied);
+    CHECK(p, i >= w->n_computed);
+    CHECK(p, step->ring_offset + p->item_bytes[i] <= p->ring_bytes);
+    CHECK(p, step->after >= -1 && step->after < w->n_computed);
+    /* Only streamed shards record an event that can be waited for. */
+    CHECK(p, step->after < 0 || p->placement[step->after] == SL_PLACE_STREAMED);
+    w->waited = step->after > w->waited ? step->after : w->waited;
+    for (int32_t j = 0; j < i; j++) {
+        const bool overlaps = w->copied[j] &&
+                              w->ring_at[j] < step->ring_offset + p->item_bytes[i] &&
+                              step->ring_offset < w->ring_at[j] + p->item_bytes[j];
+        CHECK(p, !overlaps || j <= w->waited);
+    }
+    /* As early as that allows: before anything else is computed. */
+    CHECK(p, w->n_computed == w->waited + 1);
+    w->copied[i] = true;
+    w->ring_at[i] = step->ring_offset;
+    w->last_copied = i;
+}
+
+static void walk_compute(const struct program *p, struct walk *w, const struct sl_step *step)
+{
+    const int32_t i = step->shard;
+    CHECK(p, i == w->n_computed);
+    const bool gpu = step->kind == SL_STEP_GPU;
+    CHECK(p, gpu == (p->placement[i] != SL_PLACE_HOST));
+    CHECK(p, gpu == w->on_device);
+    if (p->placement[i] == SL_PLACE_STREAMED) {
+        CHECK(p, w->copied[i]);
+        CHECK(p, step->ring_offset == w->ring_at[i]);
+    }
+    w->n_computed++;
+}
+
+static void walk_program(const struct program *p, struct walk *w)
+{
+    *w = (struct walk){.last_copied = -1, .waited = -1};
+    for (int32_t k = 0; k < p->n_steps; k++) {
+        const struct sl_step *const step = &p->steps[k];
+        CHECK(p, step->shard >= 0 && step->shard < p->n_shards);
+        switch (step->kind) {
+        case SL_STEP_COPY:
+            walk_copy(p, w, step);
+            break;
+        case SL_STEP_GPU:
+        case SL_STEP_CPU:
+            walk_compute(p, w, step);
+            break;
+        case SL_STEP_HIDDEN_DOWN:
+        case SL_STEP_HIDDEN_UP:
+            /* Only when it has to move, for the very next shard. */
+            CHECK(p, w->on_device == (step->kind == SL_STEP_HIDDEN_DOWN));
+            CHECK(p, step->shard == w->n_computed);
+            w->on_device = !w->on_device;
+            CHECK(p, w->on_device == (p->placement[step->shard] != SL_PLACE_HOST));
+            break;
+        }
+    }
+    CHECK(p, w->n_computed == p->n_shards);
+}
+
+static void test_random_programs(void **state)
+{
+    (void)state;
+    static struct program p;
+    int n_waits = 0, n_copies = 0;
+    for (int number = 0; number < N_CASES; number++) {
+        struct walk w;
+        make_program(&p, number);
+        compile(&p);
+        walk_program(&p, &w);
+        size_t all = 0;
+        for (int32_t i = 0; i < p.n_shards; i++) {
+            CHECK(&p, w.copied[i] == (p.placement[i] == SL_PLACE_STREAMED));
+            all += w.copied[i] ? p.item_bytes[i] : 0;
+            n_copies += w.copied[i];
+        }
+        /* A ring that holds everything is never waited for. */
+        CHECK(&p, all > p.ring_bytes || w.waited == -1);
+        for (int32_t k = 0; k < p.n_steps; k++) {
+            n_waits += p.steps[k].after >= 0;
+        }
+    }
+    print_message("%d copies, %d of them wait\n", n_copies, n_waits);
+    assert_true(n_waits > N_CASES && n_copies > n_waits);
+}
+
+static void test_ring_too_small(void **state)
+{
+    (void)state;
+    static struct program p;
+    size_t scratch[2 * MAX_SHARDS];
+    int n_refused = 0;
+    for (int number = 0; number < 200; number++) {
+        make_program(&p, number);
+        size_t most = 0;
+        for (int32_t i = 0; i < p.n_shards; i++) {
+            if (p.placement[i] == SL_PLACE_STREAMED && p.item_bytes[i] > most) {
+                most = p.item_bytes[i];
+            }
+        }
+        if (most > 0) {
+            CHECK(&p, sl_steps_compile(p.placement, p.item_bytes, p.n_shards, most - 1, p.steps,
+                                       scratch) == -1);
+            p.ring_bytes = most; /* and the smallest that must do, does */
+            compile(&p);
+            struct walk w;
+            walk_program(&p, &w);
+            n_refused++;
+        }
+    }
+    assert_true(n_refused > 100);
+}
+
+/* Two slots for items of one size: the published double buffer. */
+static void test_two_slots(void **state)
+{
+    (void)state;
+    struct program p = {
+        .n_shards = 4, .placement = {1, 1, 1, 1}, .item_bytes = {10, 10, 10, 10}, .ring_bytes = 20};
+    static const struct sl_step wanted[] = {
+        {SL_STEP_COPY, 0, -1, 0}, {SL_STEP_COPY, 1, -1, 10}, {SL_STEP_HIDDEN_UP, 0, -1, 0},
+        {SL_STEP_GPU, 0, -1, 0},  {SL_STEP_COPY, 2, 0, 0},   {SL_STEP_GPU, 1, -1, 10},
+        {SL_STEP_COPY, 3, 1, 10}, {SL_STEP_GPU, 2, -1, 0},   {SL_STEP_GPU, 3, -1, 10},
+    };
+    compile(&p);
+    assert_int_equal(p.n_steps, sizeof wanted / sizeof wanted[0]);
+    for (int32_t k = 0; k < p.n_steps; k++) {
+        assert_int_equal(p.steps[k].kind, wanted[k].kind);
+        assert_int_equal(p.steps[k].shard, wanted[k].shard);
+        assert_int_equal(p.steps[k].after, wanted[k].after);
+        if (wanted[k].kind == SL_STEP_COPY || wanted[k].kind == SL_STEP_GPU) {
+            assert_int_equal(p.steps[k].ring_offset, wanted[k].ring_offset);
+        }
+    }
+}
+
+/* One thing on an in-order queue of the second simulator. */
+struct item {
+    double length;
+    const bool *waits_for; /* NULL: only for the one before */
+    bool *sets[2];
+};
+
+struct queue {
+    struct item items[2 * MAX_SHARDS];
+    int32_t n, next; /* issued; finished */
+    bool busy;
+    double until, total;
+};
+
+/* Engines that each do one thing at a time, and a clock. */
+struct clockwork {
+    const struct program *p;
+    const struct sl_shard_cost *cost;
+    const struct sl_hop_cost *hop;
+    struct queue copy, gpu, download;
+    bool ready[MAX_SHARDS], computed[MAX_SHARDS], done[MAX_SHARDS];
+    int32_t pc;
+    bool host_busy;
+    double now, host_until, host_total;
+};
+
+static void queue_add(struct queue *q, struct item item)
+{
+    q->items[q->n++] = item;
+}
+
+static void queue_gpu(struct clockwork *c, int32_t i)
+{
+    const struct sl_shard_cost *const cost = &c->cost[i];
+    const bool streamed = c->p->placement[i] == SL_PLACE_STREAMED;
+    const bool downloads = streamed && cost->download_ns > 0;
+    queue_add(&c->gpu, (struct item){cost->gpu_ns,
+                                     streamed ? &c->ready[i] : NULL,
+                                     {&c->computed[i], downloads ? NULL : &c->done[i]}});
+    if (downloads) {
+        queue_add(&c->download,
+                  (struct item){cost->download_ns, &c->computed[i], {&c->done[i], NULL}});
+    }
+}
+
+/* The driver thread takes the next step if it can at this moment. */
+static bool host_advance(struct clockwork *c)
+{
+    if (c->host_busy) {
+        if (c->now < c->host_until) {
+            return false;
+        }
+        c->host_busy = false;
+        const struct sl_step *const step = &c->p->steps[c->pc++];
+        if (step->kind == SL_STEP_GPU) {
+            queue_gpu(c, step->shard);
+        }
+        return true;
+    }
+    if (c->pc == c->p->n_steps) {
+        return false;
+    }
+    const struct sl_step *const step = &c->p->steps[c->pc];
+    double length = 0;
+    switch (step->kind) {
+    case SL_STEP_COPY:
+        queue_add(&c->copy, (struct item){c->cost[step->shard].copy_ns,
+                                          step->after >= 0 ? &c->done[step->after] : NULL,
+                                          {&c->ready[step->shard], NULL}});
+        c->pc++;
+        return true;
+    case SL_STEP_HIDDEN_UP:
+        queue_add(&c->gpu, (struct item){c->hop->up_ns, NULL, {NULL, NULL}});
+        c->pc++;
+        return true;
+    case SL_STEP_HIDDEN_DOWN:
+        if (c->gpu.next < c->gpu.n) {
+            return false;
+        }
+        length = c->hop->down_ns;
+        break;
+    case SL_STEP_GPU:
+        length = c->cost[step->shard].issue_ns;
+        break;
+    case SL_STEP_CPU:
+        length = c->cost[step->shard].cpu_ns;
+        c->host_total += length;
+        break;
+    }
+    c->host_busy = true;
+    c->host_until = c->now + length;
+    return true;
+}
+
+static bool queue_advance(struct queue *q, double now, double *total)
+{
+    if (q->busy) {
+        if (now < q->until) {
+            return false;
+        }
+        q->busy = false;
+        struct item *const item = &q->items[q->next++];
+        for (int k = 0; k < 2; k++) {
+            if (item->sets[k]) {
+                *item->sets[k] = true;
+            }
+        }
+        return true;
+    }
+    if (q->next == q->n || (q->items[q->next].waits_for && !*q->items[q->next].waits_for)) {
+        return false;
+    }
+    q->busy = true;
+    q->until = now + q->items[q->next].length;
+    *total += q->items[q->next].length;
+    return true;
+}
+
+/* The time of the next event; HUGE_VAL: nothing is under way. */
+static double next_event(const struct clockwork *c)
+{
+    double next = c->host_busy ? c->host_until : HUGE_VAL;
+    const struct queue *const queues[] = {&c->copy, &c->gpu, &c->download};
+    for (int k = 0; k < 3; k++) {
+        if (queues[k]->busy && queues[k]->until < next) {
+            next = queues[k]->until;
+        }
+    }
+    return next;
+}
+
+static double run_clockwork(struct clockwork *c)
+{
+    double ignored = 0;
+    for (;;) {
+        while (host_advance(c) || queue_advance(&c->copy, c->now, &c->copy.total) ||
+               queue_advance(&c->gpu, c->now, &c->gpu.total) ||
+               queue_advance(&c->download, c->now, &ignored)) {
+        }
+        const double next = next_event(c);
+        if (next == HUGE_VAL) {
+            break;
+        }
+        c->now = next;
+    }
+    CHECK(c->p, c->pc == c->p->n_steps && c->copy.next == c->copy.n && c->gpu.next == c->gpu.n);
+    return c->now;
+}
+
+static struct sl_sim_result simulate(const struct program *p, const struct sl_shard_cost *cost,
+                                     const struct sl_hop_cost *hop)
+{
+    double done[MAX_SHARDS], ready[MAX_SHARDS];
+    memset(done, 0xff, sizeof done); /* NaN: whatever is read must have been written */
+    memset(ready, 0xff, sizeof ready);
+    return sl_steps_simulate(p->steps, p->n_steps, p->placement, cost, hop, done, ready);
+}
+
+/* Whole numbers, so that sums are exact and the two must agree to the last bit. */
+static void test_simulator(void **state)
+{
+    (void)state;
+    static struct program p;
+    static struct clockwork c;
+    for (int number = 0; number < N_CASES; number++) {
+        struct sl_shard_cost cost[MAX_SHARDS];
+        make_program(&p, number);
+        compile(&p);
+        const bool downloads = rng_below(2);
+        for (int32_t i = 0; i < p.n_shards; i++) {
+            cost[i] = (struct sl_shard_cost){.cpu_ns = rng_below(30),
+                                             .gpu_ns = rng_below(20),
+                                             .copy_ns = rng_below(40),
+                                             .download_ns = downloads ? rng_below(25) : 0,
+                                             .issue_ns = rng_below(6)};
+            cost[i].cpu_busy_ns = cost[i].cpu_ns;
+            if (p.placement[i] != SL_PLACE_STREAMED) {
+                cost[i].copy_ns = 0;
+            }
+        }
+        /* `gpu_busy` of the simulator leaves the hidden state's way up out. */
+        const struct sl_hop_cost hop = {.down_ns = rng_below(9), .up_ns = rng_below(9)};
+        double up_ns = 0;
+        for (int32_t k = 0; k < p.n_steps; k++) {
+            up_ns += p.steps[k].kind == SL_STEP_HIDDEN_UP ? hop.up_ns : 0;
+        }
+        memset(&c, 0, sizeof c);
+        c.p = &p;
+        c.cost = cost;
+        c.hop = &hop;
+        const double wanted = run_clockwork(&c);
+        const struct sl_sim_result got = simulate(&p, cost, &hop);
+        if (got.pass_ns != wanted) {
+            fail_msg("case %d: %g ns, should be %g", number, got.pass_ns, wanted);
+        }
+        CHECK(&p, got.copy_busy_ns == c.copy.total);
+        CHECK(&p, got.gpu_busy_ns == c.gpu.total - up_ns);
+        CHECK(&p, got.cpu_busy_ns == c.host_total);
+    }
+}
+
+/* Cases worked out by hand: what runs beside what, and how copies slow the CPU. */
+static void test_simulator_by_hand(void **state)
+{
+    (void)state;
+    const struct sl_hop_cost hop = {.down_ns = 7, .up_ns = 3};
+    const struct sl_shard_cost cost = {.cpu_ns = 100,
+                                       .cpu_busy_ns = 150,
+                                       .gpu_ns = 10,
+                                       .copy_ns = 60,
+                                       .download_ns = 0,
+                                       .issue_ns = 1};
+    struct sl_shard_cost costs[4] = {cost, cost, cost, cost};
+    struct program p = {.n_shards = 2, .item_bytes = {1, 1}, .ring_bytes = 2};
+    /* CPU alone. */
+    compile(&p);
+    assert_true(simulate(&p, costs, &hop).pass_ns == 200);
+    /* All resident: up 3, then two steps of 10; queueing (1 each) hides behind. */
+    p.placement[0] = p.placement[1] = SL_PLACE_RESIDENT;
+    compile(&p);
+    assert_true(simulate(&p, costs, &hop).pass_ns == 23);
+    /* All streamed: copies end at 60 and 120, the last step runs after. */
+    p.placement[0] = p.placement[1] = SL_PLACE_STREAMED;
+    compile(&p);
+    assert_true(simulate(&p, costs, &hop).pass_ns == 130);
+    /* One slot: the second copy waits for the first step: 60 + 10 + 60 + 10. */
+    p.ring_bytes = 1;
+    compile(&p);
+    assert_true(simulate(&p, costs, &hop).pass_ns == 140);
+    /* CPU, then streamed. The copy runs beside the CPU for its 60: 60 / 150 of the CPU's work are
+     * done meanwhile, the rest takes 0.6 * 100. Then up, and the step. */
+    p.placement[0] = SL_PLACE_HOST;
+    compile(&p);
+    struct sl_sim_result r = simulate(&p, costs, &hop);
+    assert_true(fabs(r.pass_ns - (60 + 60 + 3 + 10)) < 1e-9);
+    assert_true(fabs(r.cpu_busy_ns - 120) < 1e-9);
+    /* A copy that outlasts the CPU: the CPU takes its slow 150, the step waits for the copy. */
+    costs[1].copy_ns = 400;
+    assert_true(simulate(&p, costs, &hop).pass_ns == 410);
+    costs[1].copy_ns = 60;
+    /* Streamed, then CPU: 60 + 10, down 7, then the CPU alone. */
+    p.placement[0] = SL_PLACE_STREAMED;
+    p.placement[1] = SL_PLACE_HOST;
+    compile(&p);
+    assert_true(simulate(&p, costs, &hop).pass_ns == 177);
+    /* One slot again, with KV that goes back first: 60 + 10 + 25, then the second copy. */
+    p.placement[1] = SL_PLACE_STREAMED;
+    costs[0].download_ns = 25;
+    compile(&p);
+    assert_true(simulate(&p, costs, &hop).pass_ns == 60 + 10 + 25 + 60 + 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_programs),   cmocka_unit_test(test_ring_too_small),
+        cmocka_unit_test(test_two_slots),         cmocka_unit_test(test_simulator),
+        cmocka_unit_test(test_simulator_by_hand),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
