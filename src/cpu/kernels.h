@@ -72,13 +72,11 @@ struct sl_cpu_attention_kernels {
     void (*add_scaled)(float *y, const float *x, float factor, int n);
 };
 
-struct sl_cpu_linear_kernels; /* cpu/linear.h */
-
+/* The kernels of matrix products are found by the level: see cpu/linear.h. */
 struct sl_cpu_kernels {
     enum sl_cpu_level level;
     const struct sl_cpu_row_kernels *rows;
     const struct sl_cpu_attention_kernels *attention;
-    const struct sl_cpu_linear_kernels *linear;
 };
 
 /* Instances, one a level; a level without its own uses the next lower one's. */

@@ -36,10 +36,6 @@ const char *sl_cpu_level_name(enum sl_cpu_level level)
 }
 
 #if defined(__x86_64__)
-struct features {
-    bool avx2, avx512, avx512vnni;
-};
-
 static uint64_t xcr0(void)
 {
     uint32_t low, high;
@@ -47,48 +43,55 @@ static uint64_t xcr0(void)
     return (uint64_t)high << 32 | low;
 }
 
-static struct features detect(void)
+/* Levels of this processor, a bit each. */
+static unsigned detect(void)
 {
-    struct features f = {false, false, false};
+    unsigned levels = 1u << SL_CPU_SCALAR;
     unsigned a, b, c, d, a7, b7, c7, d7;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !__get_cpuid_count(7, 0, &a7, &b7, &c7, &d7)) {
-        return f;
-    }
-    if ((c & bit_OSXSAVE) == 0) {
-        return f;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !__get_cpuid_count(7, 0, &a7, &b7, &c7, &d7) ||
+        (c & bit_OSXSAVE) == 0) {
+        return levels;
     }
     const uint64_t saved = xcr0();
-    const bool ymm_saved = (saved & 0x06) == 0x06;
-    const bool zmm_saved = (saved & 0xe6) == 0xe6;
     const unsigned avx2_1 = bit_AVX | bit_FMA | bit_F16C;
     const unsigned avx2_7 = bit_AVX2 | bit_BMI2;
     const unsigned avx512_7 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    const unsigned vnni_7 = bit_AVX512VNNI | bit_AVX512VBMI;
-    f.avx2 = ymm_saved && (c & avx2_1) == avx2_1 && (b7 & avx2_7) == avx2_7;
-    f.avx512 = f.avx2 && zmm_saved && (b7 & avx512_7) == avx512_7;
     /* VNNI kernels may permute bytes: with VBMI, which all but the first VNNI processors have. */
-    f.avx512vnni = f.avx512 && (c7 & vnni_7) == vnni_7;
-    return f;
+    const unsigned vnni_7 = bit_AVX512VNNI | bit_AVX512VBMI;
+    if ((saved & 0x06) != 0x06 || (c & avx2_1) != avx2_1 || (b7 & avx2_7) != avx2_7) {
+        return levels;
+    }
+    levels |= 1u << SL_CPU_AVX2;
+    if ((saved & 0xe6) != 0xe6 || (b7 & avx512_7) != avx512_7) {
+        return levels;
+    }
+    levels |= 1u << SL_CPU_AVX512;
+    return (c7 & vnni_7) == vnni_7 ? levels | 1u << SL_CPU_AVX512VNNI : levels;
+}
+#else
+static unsigned detect(void)
+{
+    unsigned levels = 1u << SL_CPU_SCALAR;
+#if defined(__aarch64__) && defined(__linux__)
+    const unsigned long has_dotprod = 1ul << 20; /* HWCAP_ASIMDDP */
+    levels |= (getauxval(AT_HWCAP) & has_dotprod) != 0 ? 1u << SL_CPU_NEON : 0;
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+    levels |= 1u << SL_CPU_NEON; /* the baseline that this was compiled for has it */
+#endif
+    return levels;
 }
 #endif
 
 bool sl_cpu_level_supported(enum sl_cpu_level level)
 {
-    if (level == SL_CPU_SCALAR) {
-        return true;
+    /* Asked once: in a virtual machine the question traps, which takes tens of microseconds. */
+    static atomic_uint known;
+    unsigned levels = atomic_load_explicit(&known, memory_order_relaxed);
+    if (levels == 0) {
+        levels = detect();
+        atomic_store_explicit(&known, levels, memory_order_relaxed);
     }
-#if defined(__x86_64__)
-    const struct features f = detect();
-    return (level == SL_CPU_AVX2 && f.avx2) || (level == SL_CPU_AVX512 && f.avx512) ||
-           (level == SL_CPU_AVX512VNNI && f.avx512vnni);
-#elif defined(__aarch64__) && defined(__linux__)
-    const unsigned long has_dotprod = 1ul << 20; /* HWCAP_ASIMDDP */
-    return level == SL_CPU_NEON && (getauxval(AT_HWCAP) & has_dotprod) != 0;
-#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
-    return level == SL_CPU_NEON; /* the baseline that this was compiled for has it */
-#else
-    return false;
-#endif
+    return (unsigned)level < SL_CPU_N_LEVELS && (levels >> level & 1) != 0;
 }
 
 static bool level_from_name(const char *name, int *out)
@@ -149,7 +152,7 @@ static void read_name(char out[49])
 {
     unsigned regs[12];
     memset(out, 0, 49);
-    if (__get_cpuid_max(0x80000000u, NULL) < 0x80000004u) {
+    if ((unsigned)__get_cpuid_max(0x80000000u, NULL) < 0x80000004u) {
         return;
     }
     for (unsigned i = 0; i < 3; i++) {
