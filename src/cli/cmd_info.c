@@ -4,7 +4,6 @@
  */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -39,22 +38,9 @@ static void print_text(struct sl_gguf_string text, size_t most)
     }
 }
 
-/* As few digits as read back to the same value. */
-static void print_number(double number, bool single)
-{
-    char text[40];
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(text, sizeof(text), "%.*g", digits, number);
-        const double back = strtod(text, NULL);
-        if (single ? (float)back == (float)number : back == number) {
-            break;
-        }
-    }
-    fputs(text, stdout);
-}
-
 static void print_item(const struct sl_gguf *file, const struct sl_gguf_value *value, uint64_t i)
 {
+    char number[40];
     switch (value->item_kind) {
     case SL_GGUF_STRING:
         print_text(sl_gguf_item_string(file, value, i),
@@ -62,7 +48,9 @@ static void print_item(const struct sl_gguf *file, const struct sl_gguf_value *v
         break;
     case SL_GGUF_F32:
     case SL_GGUF_F64:
-        print_number(sl_gguf_item_number(value, i), value->item_kind == SL_GGUF_F32);
+        fputs(sl_number_format(number, sizeof(number), sl_gguf_item_number(value, i),
+                               value->item_kind == SL_GGUF_F32),
+              stdout);
         break;
     case SL_GGUF_BOOL:
         fputs(sl_gguf_item_int(value, i) != 0 ? "true" : "false", stdout);

@@ -21,6 +21,8 @@ static void add_item(struct sl_json *json, cJSON *parent, const char *key,
         break;
     }
     case SL_GGUF_F32:
+        sl_json_float(json, parent, key, (float)sl_gguf_item_number(value, i));
+        break;
     case SL_GGUF_F64:
         sl_json_number(json, parent, key, sl_gguf_item_number(value, i));
         break;

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "cli/units.h"
 #include "text/utf8.h"
 
 void sl_json_init(struct sl_json *json)
@@ -65,7 +66,7 @@ cJSON *sl_json_array(struct sl_json *json, cJSON *parent, const char *key)
     return attach(json, parent, key, cJSON_CreateArray());
 }
 
-/* cJSON keeps numbers as doubles; raw text keeps all digits of a 64-bit integer. */
+/* cJSON keeps numbers as doubles and drops their last digits; raw text keeps them all. */
 void sl_json_u64(struct sl_json *json, cJSON *parent, const char *key, uint64_t value)
 {
     char text[32];
@@ -82,7 +83,19 @@ void sl_json_i64(struct sl_json *json, cJSON *parent, const char *key, int64_t v
 
 void sl_json_number(struct sl_json *json, cJSON *parent, const char *key, double value)
 {
-    attach(json, parent, key, isfinite(value) ? cJSON_CreateNumber(value) : cJSON_CreateNull());
+    char text[40];
+    attach(json, parent, key,
+           isfinite(value) ? cJSON_CreateRaw(sl_number_format(text, sizeof(text), value, false))
+                           : cJSON_CreateNull());
+}
+
+void sl_json_float(struct sl_json *json, cJSON *parent, const char *key, float value)
+{
+    char text[40];
+    attach(json, parent, key,
+           isfinite(value)
+               ? cJSON_CreateRaw(sl_number_format(text, sizeof(text), (double)value, true))
+               : cJSON_CreateNull());
 }
 
 void sl_json_bool(struct sl_json *json, cJSON *parent, const char *key, bool value)

@@ -31,7 +31,9 @@ cJSON *sl_json_object(struct sl_json *json, cJSON *parent, const char *key);
 cJSON *sl_json_array(struct sl_json *json, cJSON *parent, const char *key);
 void sl_json_u64(struct sl_json *json, cJSON *parent, const char *key, uint64_t value);
 void sl_json_i64(struct sl_json *json, cJSON *parent, const char *key, int64_t value);
+/* What is not finite becomes null. */
 void sl_json_number(struct sl_json *json, cJSON *parent, const char *key, double value);
+void sl_json_float(struct sl_json *json, cJSON *parent, const char *key, float value);
 void sl_json_bool(struct sl_json *json, cJSON *parent, const char *key, bool value);
 /* What is not UTF-8 becomes U+FFFD. */
 void sl_json_text(struct sl_json *json, cJSON *parent, const char *key, const char *text,

@@ -5,8 +5,8 @@
 #include "cli/units.h"
 
 #include <ctype.h>
-#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -139,6 +139,18 @@ const char *sl_count_format(char *buffer, size_t buffer_bytes, uint64_t count)
         snprintf(buffer, buffer_bytes, value < 9.995e6 ? "%.2f M" : "%.0f M", value / 1e6);
     } else {
         snprintf(buffer, buffer_bytes, "%.2f B", value / 1e9);
+    }
+    return buffer;
+}
+
+const char *sl_number_format(char *buffer, size_t buffer_bytes, double number, bool single)
+{
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(buffer, buffer_bytes, "%.*g", digits, number);
+        const double back = strtod(buffer, NULL);
+        if (single ? (float)back == (float)number : back == number) {
+            break;
+        }
     }
     return buffer;
 }

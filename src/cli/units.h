@@ -6,6 +6,7 @@
 #ifndef SL_CLI_UNITS_H
 #define SL_CLI_UNITS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,5 +28,8 @@ enum sluice_status sl_budget_parse(const char *text, struct sl_budget *out,
 const char *sl_bytes_format(char *buffer, size_t buffer_bytes, uint64_t bytes);
 /* "8.03 B", "135 M", "950"; returns `buffer`. */
 const char *sl_count_format(char *buffer, size_t buffer_bytes, uint64_t count);
+
+/* As few digits as read back to the same double, or float when `single`; returns `buffer`. */
+const char *sl_number_format(char *buffer, size_t buffer_bytes, double number, bool single);
 
 #endif

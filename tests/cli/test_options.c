@@ -91,6 +91,11 @@ static void test_format(void **state)
     assert_string_equal(sl_count_format(text, sizeof(text), 134515008), "135 M");
     assert_string_equal(sl_count_format(text, sizeof(text), UINT64_C(8030261248)), "8.03 B");
     assert_string_equal(sl_count_format(text, sizeof(text), UINT64_C(999600000)), "1.00 B");
+    assert_string_equal(sl_number_format(text, sizeof(text), (double)1e-5f, true), "1e-05");
+    assert_string_equal(sl_number_format(text, sizeof(text), 0.1, false), "0.1");
+    assert_string_equal(sl_number_format(text, sizeof(text), 1.0 / 3, false), "0.3333333333333333");
+    assert_string_equal(sl_number_format(text, sizeof(text), (double)(1.0f / 3), true),
+                        "0.33333334");
 }
 
 /* ------------------------------------------------------------- the table */
