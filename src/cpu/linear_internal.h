@@ -73,7 +73,8 @@ enum sl_linear_panel_kind {
 
 /* How the activations' sums enter: nothing else depends on the type once a panel is made. */
 struct sl_linear_correction {
-    int offset;   /* taken off every level; 0: the type has minimums */
+    int offset;   /* taken off every level */
+    bool minimum; /* or the type has minimums (and no offset) */
     bool group16; /* scales and minimums of 16 columns, else of 32 */
 };
 

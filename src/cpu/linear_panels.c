@@ -68,7 +68,8 @@ static int find_correction(const struct sl_linear_packed *x, struct sl_linear_co
 {
     int i = 0;
     while (i < x->n_corrections &&
-           (x->corrections[i].offset != c.offset || x->corrections[i].group16 != c.group16)) {
+           (x->corrections[i].offset != c.offset || x->corrections[i].minimum != c.minimum ||
+            x->corrections[i].group16 != c.group16)) {
         i++;
     }
     return i;

@@ -4,7 +4,7 @@
  */
 #define FLOATS_TOKENS 6
 #include "cpu/x86/linear_v256.h"
-#include "cpu/x86/linear_floats_tmpl.h"
+#include "cpu/linear_floats_tmpl.h"
 
 void sl_linear_build_floats_avx2(enum sl_type type, const void *w, size_t row_bytes, int n_rows,
                                  int64_t first, int n_cols, void *panel, void *rows)

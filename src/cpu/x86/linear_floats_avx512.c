@@ -4,7 +4,7 @@
  */
 #define FLOATS_TOKENS 14
 #include "cpu/x86/linear_v512.h"
-#include "cpu/x86/linear_floats_tmpl.h"
+#include "cpu/linear_floats_tmpl.h"
 
 void sl_linear_build_floats_avx512(enum sl_type type, const void *w, size_t row_bytes, int n_rows,
                                    int64_t first, int n_cols, void *panel, void *rows)

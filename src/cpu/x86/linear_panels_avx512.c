@@ -4,7 +4,7 @@
  */
 #define BYTES_TOKENS 6
 #include "cpu/x86/linear_load_v512.h"
-#include "cpu/x86/linear_bytes_tmpl.h"
+#include "cpu/linear_bytes_tmpl.h"
 
 static const struct sl_linear_panel_type types[SL_TYPE_N] = {
     [SL_TYPE_F32] = {.kind = SL_LINEAR_FLOATS},

@@ -5,8 +5,9 @@
 #define ROWS_1 2
 #define ROWS_2 1
 #include "cpu/x86/linear_load_v256.h"
-#include "cpu/x86/linear_pack_tmpl.h"
-#include "cpu/x86/linear_rows_tmpl.h"
+#include "cpu/x86/linear_pack_v256.h"
+#include "cpu/linear_pack_tmpl.h"
+#include "cpu/linear_rows_tmpl.h"
 
 static void pack_halves(const float *x, int64_t n_cols, void *dst)
 {

@@ -12,8 +12,8 @@
  * by the row's and the token's scale. An offset of the levels is a start value of the integer sum;
  * a minimum adds minimum times scaled sum of the activations.
  */
-#ifndef SL_CPU_X86_LINEAR_BYTES_TMPL_H
-#define SL_CPU_X86_LINEAR_BYTES_TMPL_H
+#ifndef SL_CPU_LINEAR_BYTES_TMPL_H
+#define SL_CPU_LINEAR_BYTES_TMPL_H
 
 #include "cpu/linear_internal.h"
 
@@ -287,22 +287,22 @@ BUILD_SUPERS(q4_k, 144, true, false)
 BUILD_SUPERS(q5_k, 176, true, false)
 BUILD_SUPERS(q6_k, 210, false, true)
 
-#define BYTES_ENTRY(offset, group16, name, tile)                                                   \
+#define BYTES_ENTRY(offset, minimum, group16, name, tile)                                          \
     {                                                                                              \
-        SL_LINEAR_BYTES, {offset, group16}, build_##name, tile                                     \
+        SL_LINEAR_BYTES, {offset, minimum, group16}, build_##name, tile                            \
     }
 /* Entries of the types table of a level. */
 #define BYTES_ENTRIES                                                                              \
-    [SL_TYPE_Q4_0] = BYTES_ENTRY(8, false, q4_0, TILE_OFFSET_15),                                  \
-    [SL_TYPE_Q4_1] = BYTES_ENTRY(0, false, q4_1, TILE_MIN_15),                                     \
-    [SL_TYPE_Q5_0] = BYTES_ENTRY(16, false, q5_0, TILE_OFFSET_31),                                 \
-    [SL_TYPE_Q5_1] = BYTES_ENTRY(0, false, q5_1, TILE_MIN_31),                                     \
-    [SL_TYPE_MXFP4] = BYTES_ENTRY(12, false, mxfp4, TILE_OFFSET_31),                               \
-    [SL_TYPE_Q2_K] = BYTES_ENTRY(0, true, q2_k, TILE_MIN16_3),                                     \
-    [SL_TYPE_Q3_K] = BYTES_ENTRY(4, true, q3_k, TILE_OFFSET16_7),                                  \
-    [SL_TYPE_Q4_K] = BYTES_ENTRY(0, false, q4_k, TILE_MIN_15),                                     \
-    [SL_TYPE_Q5_K] = BYTES_ENTRY(0, false, q5_k, TILE_MIN_31),                                     \
-    [SL_TYPE_Q6_K] = BYTES_ENTRY(32, true, q6_k, TILE_OFFSET16_63)
+    [SL_TYPE_Q4_0] = BYTES_ENTRY(8, false, false, q4_0, TILE_OFFSET_15),                           \
+    [SL_TYPE_Q4_1] = BYTES_ENTRY(0, true, false, q4_1, TILE_MIN_15),                               \
+    [SL_TYPE_Q5_0] = BYTES_ENTRY(16, false, false, q5_0, TILE_OFFSET_31),                          \
+    [SL_TYPE_Q5_1] = BYTES_ENTRY(0, true, false, q5_1, TILE_MIN_31),                               \
+    [SL_TYPE_MXFP4] = BYTES_ENTRY(12, false, false, mxfp4, TILE_OFFSET_31),                        \
+    [SL_TYPE_Q2_K] = BYTES_ENTRY(0, true, true, q2_k, TILE_MIN16_3),                               \
+    [SL_TYPE_Q3_K] = BYTES_ENTRY(4, false, true, q3_k, TILE_OFFSET16_7),                           \
+    [SL_TYPE_Q4_K] = BYTES_ENTRY(0, true, false, q4_k, TILE_MIN_15),                               \
+    [SL_TYPE_Q5_K] = BYTES_ENTRY(0, true, false, q5_k, TILE_MIN_31),                               \
+    [SL_TYPE_Q6_K] = BYTES_ENTRY(32, false, true, q6_k, TILE_OFFSET16_63)
 
 #if HAVE_DPBUSD
 /* Levels of all 8 bits overflow 16-bit sums, so these types need VNNI here. */
@@ -310,9 +310,9 @@ BUILD_GROUPS(q8_0, 34, false)
 BUILD_GROUPS(iq4_nl, 18, false)
 BUILD_SUPERS(iq4_xs, 136, false, false)
 #define SIGNED_ENTRIES                                                                             \
-    [SL_TYPE_Q8_0] = BYTES_ENTRY(128, false, q8_0, tile_offset),                                   \
-    [SL_TYPE_IQ4_NL] = BYTES_ENTRY(128, false, iq4_nl, tile_offset),                               \
-    [SL_TYPE_IQ4_XS] = BYTES_ENTRY(128, false, iq4_xs, tile_offset)
+    [SL_TYPE_Q8_0] = BYTES_ENTRY(BIAS_S8, false, false, q8_0, tile_offset),                        \
+    [SL_TYPE_IQ4_NL] = BYTES_ENTRY(BIAS_S8, false, false, iq4_nl, tile_offset),                    \
+    [SL_TYPE_IQ4_XS] = BYTES_ENTRY(BIAS_S8, false, false, iq4_xs, tile_offset)
 #endif
 
 #endif

@@ -6,8 +6,8 @@
  * Panel, for each column (pair of columns) one line of two vectors, one lane a row. A tile is as
  * many tokens as there are registers for sums.
  */
-#ifndef SL_CPU_X86_LINEAR_FLOATS_TMPL_H
-#define SL_CPU_X86_LINEAR_FLOATS_TMPL_H
+#ifndef SL_CPU_LINEAR_FLOATS_TMPL_H
+#define SL_CPU_LINEAR_FLOATS_TMPL_H
 
 #include "cpu/linear_internal.h"
 

@@ -10,8 +10,8 @@
  * for each type, number of rows and number of tokens; all of them do the same operations in the
  * same order for one row and token.
  */
-#ifndef SL_CPU_X86_LINEAR_ROWS_TMPL_H
-#define SL_CPU_X86_LINEAR_ROWS_TMPL_H
+#ifndef SL_CPU_LINEAR_ROWS_TMPL_H
+#define SL_CPU_LINEAR_ROWS_TMPL_H
 
 #include "cpu/linear_internal.h"
 
