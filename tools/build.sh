@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Configure and build a preset: tools/build.sh PRESET [TARGET...]. Uses ccache when it is there.
+# SLUICE_CMAKE_ARGS holds more options for CMake.
 set -eu
 cd "$(dirname "$0")/.."
 preset=$1
@@ -15,8 +16,8 @@ if command -v ccache >/dev/null 2>&1; then
 fi
 mkdir -p build
 log=build/configure-$preset.log
-# shellcheck disable=SC2086 # two options
-if ! cmake --preset "$preset" $launcher >"$log" 2>&1; then
+# shellcheck disable=SC2086 # options
+if ! cmake --preset "$preset" $launcher ${SLUICE_CMAKE_ARGS:-} >"$log" 2>&1; then
     cat "$log" >&2
     exit 1
 fi
