@@ -200,6 +200,7 @@ struct field {
     char name[48];
     double *values;
     int32_t n;
+    bool seen; /* while loading */
 };
 
 #define MAX_FIELDS (SL_N_UNITS * SL_TYPE_N + 32)
@@ -209,18 +210,18 @@ static int32_t list_fields(struct sl_profile *p, struct field *fields)
 {
     int32_t n = 0;
     const struct field scalars[] = {
-        {"attention_mib_ns", p->attention_mib_ns, SL_N_UNITS},
-        {"attention_gflop_ns", p->attention_gflop_ns, SL_N_UNITS},
-        {"elementwise_mib_ns", p->elementwise_mib_ns, SL_N_UNITS},
-        {"op_ns", p->op_ns, SL_N_UNITS},
-        {"h2d_bytes_per_s", p->h2d_bytes_per_s, SL_N_COPY_SIZES},
-        {"d2h_bytes_per_s", &p->d2h_bytes_per_s, 1},
-        {"copy_busy_factor", &p->copy_busy_factor, 1},
-        {"hop_ns", &p->hop_ns, 1},
-        {"issue_ns", &p->issue_ns, 1},
-        {"dram_bytes_per_s", &p->dram_bytes_per_s, 1},
-        {"dram_busy_bytes_per_s", &p->dram_busy_bytes_per_s, 1},
-        {"vram_bytes_per_s", &p->vram_bytes_per_s, 1},
+        {"attention_mib_ns", p->attention_mib_ns, SL_N_UNITS, false},
+        {"attention_gflop_ns", p->attention_gflop_ns, SL_N_UNITS, false},
+        {"elementwise_mib_ns", p->elementwise_mib_ns, SL_N_UNITS, false},
+        {"op_ns", p->op_ns, SL_N_UNITS, false},
+        {"h2d_bytes_per_s", p->h2d_bytes_per_s, SL_N_COPY_SIZES, false},
+        {"d2h_bytes_per_s", &p->d2h_bytes_per_s, 1, false},
+        {"copy_busy_factor", &p->copy_busy_factor, 1, false},
+        {"hop_ns", &p->hop_ns, 1, false},
+        {"issue_ns", &p->issue_ns, 1, false},
+        {"dram_bytes_per_s", &p->dram_bytes_per_s, 1, false},
+        {"dram_busy_bytes_per_s", &p->dram_busy_bytes_per_s, 1, false},
+        {"vram_bytes_per_s", &p->vram_bytes_per_s, 1, false},
     };
     for (size_t i = 0; i < sizeof scalars / sizeof scalars[0]; i++) {
         fields[n++] = scalars[i];
@@ -296,8 +297,8 @@ static bool parse_numbers(const char *text, double *out, int32_t n)
     return text[strspn(text, " \r")] == '\0';
 }
 
-/* One line "name rest"; unknown names are an error: the version would have changed. */
-static bool parse_line(struct sl_profile *p, const struct field *fields, int32_t n_fields,
+/* One line "name rest"; unknown and repeated figures are errors: the version would have changed. */
+static bool parse_line(struct sl_profile *p, struct field *fields, int32_t n_fields,
                        const char *name, const char *rest)
 {
     double number = 0;
@@ -325,7 +326,9 @@ static bool parse_line(struct sl_profile *p, const struct field *fields, int32_t
     }
     for (int32_t i = 0; i < n_fields; i++) {
         if (strcmp(fields[i].name, name) == 0) {
-            return parse_numbers(rest, fields[i].values, fields[i].n);
+            const bool again = fields[i].seen;
+            fields[i].seen = true;
+            return !again && parse_numbers(rest, fields[i].values, fields[i].n);
         }
     }
     return false;
@@ -369,8 +372,19 @@ enum sluice_status sl_profile_load(struct sl_profile *out, const char *path,
         }
         line = next ? next + 1 : NULL;
     }
-    if (out->n_threads < 1 || out->dram_bytes_per_s <= 0) {
-        status = sl_error_set(err, SLUICE_STATUS_FORMAT, "%s: the profile is incomplete", path);
+    /* A figure that is not there would count as work that takes no time. */
+    const char *missing = out->n_threads < 1 ? "n_threads" : NULL;
+    for (int32_t i = 0; i < n_fields && !missing; i++) {
+        missing = fields[i].seen ? NULL : fields[i].name;
+    }
+    if (!missing && out->dram_bytes_per_s <= 0) {
+        missing = "dram_bytes_per_s";
+    }
+    if (missing) {
+        status = sl_error_set(err, SLUICE_STATUS_FORMAT,
+                              "%s: the profile is incomplete, it lacks %s; delete the file and run "
+                              "`sluice profile`",
+                              path, missing);
     }
 out:
     sl_free(fields);
