@@ -228,6 +228,9 @@ sl_linear_build_floats_fn sl_linear_build_bfloats_avx512bf16;
 sl_linear_pack_bfloats_fn sl_linear_pack_bfloats_avx512bf16;
 sl_linear_tile_fn sl_linear_tile_floats_avx2, sl_linear_tile_floats_avx512;
 sl_linear_tile_fn sl_linear_tile_bfloats_avx512bf16;
+#elif defined(__aarch64__)
+extern const struct sl_linear_rows_kernels sl_linear_rows_neon;
+extern const struct sl_linear_panel_kernels sl_linear_panels_neon;
 #endif
 
 static inline enum sl_linear_layout sl_linear_layout(enum sl_type type)
