@@ -9,9 +9,8 @@
 
 #include <math.h>
 
-#include "plan/steps.h"
+#include "steps_walk.h"
 
-#define MAX_SHARDS 48
 #define N_CASES 4000
 
 /* xorshift64*: the seed is the case's number, named in every failure. */
@@ -25,28 +24,12 @@ static uint32_t rng_below(uint32_t n)
     return (uint32_t)((rng_state * UINT64_C(2685821657736338717)) >> 33) % n;
 }
 
-struct program {
-    int number;
-    int32_t n_shards;
-    uint8_t placement[MAX_SHARDS];
-    size_t item_bytes[MAX_SHARDS];
-    size_t ring_bytes;
-    int32_t n_steps;
-    struct sl_step steps[SL_STEPS_PER_SHARD * MAX_SHARDS];
-};
-
-#define CHECK(p, cond)                                                                             \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fail_msg("case %d, line %d: %s", (p)->number, __LINE__, #cond);                        \
-        }                                                                                          \
-    } while (0)
-
 /* Random placements, with one kind of them left out now and then; a ring between the largest
  * streamed item and a little more than all of them. */
 static void make_program(struct program *p, int number)
 {
     memset(p, 0, sizeof *p);
+    p->name = "case";
     p->number = number;
     rng_state = (uint64_t)number * 7919 + 1;
     p->n_shards = 1 + (int32_t)rng_below(MAX_SHARDS);
@@ -74,83 +57,6 @@ static void compile(struct program *p)
     p->n_steps = sl_steps_compile(p->placement, p->item_bytes, p->n_shards, p->ring_bytes, p->steps,
                                   scratch);
     CHECK(p, p->n_steps > 0 && p->n_steps <= SL_STEPS_PER_SHARD * p->n_shards);
-}
-
-/* What the executor has issued so far. */
-struct walk {
-    int32_t n_computed;         /* shards 0 .. n_computed - 1, in order */
-    bool on_device;             /* where the hidden state is */
-    int32_t last_copied;        /* shard; -1: none */
-    int32_t waited;             /* the copy stream has waited for GPU steps up to this shard */
-    size_t ring_at[MAX_SHARDS]; /* of copied shards */
-    bool copied[MAX_SHARDS];
-};
-
-/* The copy stream and the compute stream are in order: what an earlier copy waited for need not be
- * waited for again, and a wait for one GPU step covers all before it. */
-static void walk_copy(const struct program *p, struct walk *w, const struct sl_step *step)
-{
-    const int32_t i = step->shard;
-    CHECK(p, p->placement[i] == SL_PLACE_STREAMED);
-    CHECK(p, i > w->last_copied);
-    CHECK(p, i >= w->n_computed);
-    CHECK(p, step->ring_offset + p->item_bytes[i] <= p->ring_bytes);
-    CHECK(p, step->after >= -1 && step->after < w->n_computed);
-    /* Only streamed shards record an event that can be waited for. */
-    CHECK(p, step->after < 0 || p->placement[step->after] == SL_PLACE_STREAMED);
-    w->waited = step->after > w->waited ? step->after : w->waited;
-    for (int32_t j = 0; j < i; j++) {
-        const bool overlaps = w->copied[j] &&
-                              w->ring_at[j] < step->ring_offset + p->item_bytes[i] &&
-                              step->ring_offset < w->ring_at[j] + p->item_bytes[j];
-        CHECK(p, !overlaps || j <= w->waited);
-    }
-    /* As early as that allows: before anything else is computed. */
-    CHECK(p, w->n_computed == w->waited + 1);
-    w->copied[i] = true;
-    w->ring_at[i] = step->ring_offset;
-    w->last_copied = i;
-}
-
-static void walk_compute(const struct program *p, struct walk *w, const struct sl_step *step)
-{
-    const int32_t i = step->shard;
-    CHECK(p, i == w->n_computed);
-    const bool gpu = step->kind == SL_STEP_GPU;
-    CHECK(p, gpu == (p->placement[i] != SL_PLACE_HOST));
-    CHECK(p, gpu == w->on_device);
-    if (p->placement[i] == SL_PLACE_STREAMED) {
-        CHECK(p, w->copied[i]);
-        CHECK(p, step->ring_offset == w->ring_at[i]);
-    }
-    w->n_computed++;
-}
-
-static void walk_program(const struct program *p, struct walk *w)
-{
-    *w = (struct walk){.last_copied = -1, .waited = -1};
-    for (int32_t k = 0; k < p->n_steps; k++) {
-        const struct sl_step *const step = &p->steps[k];
-        CHECK(p, step->shard >= 0 && step->shard < p->n_shards);
-        switch (step->kind) {
-        case SL_STEP_COPY:
-            walk_copy(p, w, step);
-            break;
-        case SL_STEP_GPU:
-        case SL_STEP_CPU:
-            walk_compute(p, w, step);
-            break;
-        case SL_STEP_HIDDEN_DOWN:
-        case SL_STEP_HIDDEN_UP:
-            /* Only when it has to move, for the very next shard. */
-            CHECK(p, w->on_device == (step->kind == SL_STEP_HIDDEN_DOWN));
-            CHECK(p, step->shard == w->n_computed);
-            w->on_device = !w->on_device;
-            CHECK(p, w->on_device == (p->placement[step->shard] != SL_PLACE_HOST));
-            break;
-        }
-    }
-    CHECK(p, w->n_computed == p->n_shards);
 }
 
 static void test_random_programs(void **state)
@@ -210,8 +116,11 @@ static void test_ring_too_small(void **state)
 static void test_two_slots(void **state)
 {
     (void)state;
-    struct program p = {
-        .n_shards = 4, .placement = {1, 1, 1, 1}, .item_bytes = {10, 10, 10, 10}, .ring_bytes = 20};
+    struct program p = {.name = "two slots",
+                        .n_shards = 4,
+                        .placement = {1, 1, 1, 1},
+                        .item_bytes = {10, 10, 10, 10},
+                        .ring_bytes = 20};
     static const struct sl_step wanted[] = {
         {SL_STEP_COPY, 0, -1, 0}, {SL_STEP_COPY, 1, -1, 10}, {SL_STEP_HIDDEN_UP, 0, -1, 0},
         {SL_STEP_GPU, 0, -1, 0},  {SL_STEP_COPY, 2, 0, 0},   {SL_STEP_GPU, 1, -1, 10},
@@ -442,7 +351,7 @@ static void test_simulator_by_hand(void **state)
                                        .download_ns = 0,
                                        .issue_ns = 1};
     struct sl_shard_cost costs[4] = {cost, cost, cost, cost};
-    struct program p = {.n_shards = 2, .item_bytes = {1, 1}, .ring_bytes = 2};
+    struct program p = {.name = "by hand", .n_shards = 2, .item_bytes = {1, 1}, .ring_bytes = 2};
     /* CPU alone. */
     compile(&p);
     assert_true(simulate(&p, costs, &hop).pass_ns == 200);
