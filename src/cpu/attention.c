@@ -22,6 +22,8 @@
 #include "op/kv.h"
 
 #define TILE_ROWS 64
+/* With fewer items than this, tiles are halved so that more threads have work. */
+#define FEW_ITEMS 32
 #define MAX_HEAD_DIM 256
 /* Shorter ranges cost more in merging and hand-outs than they gain. */
 #define MIN_RANGE (2 * SL_KV_BLOCK)
@@ -46,6 +48,7 @@ struct work {
     int32_t start; /* first position of range 0 */
     int32_t range; /* positions of a range, whole blocks */
     int n_ranges;
+    int tile_rows;
     int n_tiles;
     float *partials; /* [n_ranges, n_tokens, n_heads] of head_dim values, maximum, sum */
 };
@@ -86,8 +89,12 @@ static void work_init(struct work *w, const struct sl_cpu_thread *t, const struc
         .n_ranges = 1,
         .partials = t->scratch,
     };
-    w->n_tiles = (int)(((int64_t)op->n_tokens * w->group + TILE_ROWS - 1) / TILE_ROWS);
-    if (op->n_tokens > SL_ATTN_SPLIT_TOKENS) {
+    const int64_t n_rows = (int64_t)op->n_tokens * w->group;
+    const bool split = op->n_tokens <= SL_ATTN_SPLIT_TOKENS;
+    const bool few = n_rows * a->kv.n_kv_heads < FEW_ITEMS * TILE_ROWS;
+    w->tile_rows = few && !split ? TILE_ROWS / 2 : TILE_ROWS;
+    w->n_tiles = (int)((n_rows + w->tile_rows - 1) / w->tile_rows);
+    if (!split) {
         return;
     }
     int32_t start = INT32_MAX;
@@ -277,9 +284,9 @@ static void run_item(const struct work *w, struct memory *m, int item)
     const int range = item / n_kv_heads % w->n_ranges;
     /* Later tokens have more to read: they go first, so that no thread ends on a long one. */
     const int index = w->n_tiles - 1 - item / n_kv_heads / w->n_ranges;
-    struct tile tile = {.kv_head = item % n_kv_heads, .first = index * TILE_ROWS};
+    struct tile tile = {.kv_head = item % n_kv_heads, .first = index * w->tile_rows};
     const int32_t n_rows = w->n_tokens * w->group;
-    const int32_t end = tile.first + TILE_ROWS < n_rows ? tile.first + TILE_ROWS : n_rows;
+    const int32_t end = tile.first + w->tile_rows < n_rows ? tile.first + w->tile_rows : n_rows;
     const int32_t *seq = w->op->seq;
     while (tile.first < end) {
         tile.seq = seq != NULL ? seq[row_token(w, tile.first)] : 0;

@@ -26,7 +26,7 @@
 
 static void unpack_q8_0(const struct sl_block_q8_0 *b, float *dst)
 {
-    const vf d = vset1(sl_f16_to_f32(b->d));
+    const vf d = vset1_f16(b->d);
     for (int i = 0; i < SL_QK; i += VN) {
         vstore(dst + i, vmul(d, vload_i8(b->qs + i)));
     }
@@ -34,7 +34,7 @@ static void unpack_q8_0(const struct sl_block_q8_0 *b, float *dst)
 
 static void unpack_q4_0(const struct sl_block_q4_0 *b, float *dst)
 {
-    const vf d = vset1(sl_f16_to_f32(b->d));
+    const vf d = vset1_f16(b->d);
     const vf eight = vset1(8.0f);
     for (int i = 0; i < 16; i += VN) {
         vstore(dst + i, vmul(d, vsub(vload_low4(b->qs + i), eight)));

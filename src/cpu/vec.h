@@ -8,8 +8,8 @@
  *
  * Each defines vf, VN (lanes) and: vload vstore vset1 vadd vsub vmul vdiv vfma (a * b + c) vmax
  * vabs vround (half to even) vpow2 (2^x of whole x in -126..127) vless (a < b ? x : y) vhsum vhmax
- * vhsum4 (four sums at once) vload_f16 vstore_f16 vload_i8 vload_low4 vload_high4 (nibbles of VN
- * bytes) viota (0, 1, 2, ...). Loads and stores need no alignment.
+ * vhsum4 (four sums at once) vset1_f16 vload_f16 vstore_f16 vload_i8 vload_low4 vload_high4
+ * (nibbles of VN bytes) viota (0, 1, 2, ...). Loads and stores need no alignment.
  */
 #ifndef SL_CPU_VEC_H
 #define SL_CPU_VEC_H

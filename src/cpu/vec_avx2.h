@@ -96,6 +96,11 @@ static inline float vhmax(vf a)
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
 
+static inline vf vset1_f16(uint16_t h)
+{
+    return _mm256_set1_ps(_cvtsh_ss(h));
+}
+
 static inline vf vload_f16(const uint16_t *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));

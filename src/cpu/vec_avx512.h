@@ -98,6 +98,11 @@ static inline void vhsum4(vf a, vf b, vf c, vf d, float out[4])
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1)));
 }
 
+static inline vf vset1_f16(uint16_t h)
+{
+    return _mm512_set1_ps(_cvtsh_ss(h));
+}
+
 static inline vf vload_f16(const uint16_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));

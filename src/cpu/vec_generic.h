@@ -105,6 +105,11 @@ static inline void vhsum4(vf a, vf b, vf c, vf d, float out[4])
     out[3] = vhsum(d);
 }
 
+static inline vf vset1_f16(uint16_t h)
+{
+    return vset1(sl_f16_to_f32(h));
+}
+
 static inline vf vload_f16(const uint16_t *p)
 {
 #if defined(__ARM_NEON) && defined(__aarch64__)
