@@ -231,7 +231,7 @@ static enum sluice_status bench_shape(struct bench *b, enum sl_type type, int64_
             fill_op(&ops[j], b, b->weights + (size_t)(j % n_matrices) * pitch, type, rows, cols,
                     n_tokens);
         }
-        struct result r;
+        struct result r = {0};
         SL_TRY(check(b, &ops[n_ops - 1], &r.error, err));
         SL_TRY(time_ops(b, ops, n_ops, &r.us, err));
         r.us /= n_ops;
