@@ -11,12 +11,12 @@ prompt=${1:-"Explain in two sentences why the sky is blue."}
 # of the build.
 gpu=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
 case $gpu in
-[1-9][0-9]*) args="-DSLUICE_CUDA_ARCHS=$gpu" ;;
-*) args="-DSLUICE_CUDA=OFF" ;;
+[1-9][0-9]*) args="-DSLUICE_CUDA_ARCHS=$gpu" targets=all ;;
+*) args="-DSLUICE_CUDA=OFF" targets=sluice ;;
 esac
 
 tools/setup.sh
-SLUICE_CMAKE_ARGS="$args ${SLUICE_CMAKE_ARGS:-}" tools/build.sh release
+SLUICE_CMAKE_ARGS="$args ${SLUICE_CMAKE_ARGS:-}" tools/build.sh release $targets
 tools/fetch-models.sh smollm2
 set -- build/release/bin/sluice run -m models/SmolLM2-135M-Instruct.Q4_1.gguf --vram 64M -n 64 \
     -p "$prompt"
