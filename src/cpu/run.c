@@ -80,10 +80,10 @@ static void run_op(const struct sl_cpu_thread *t, const struct sl_op *op)
         sl_cpu_attention(t, op);
         break;
     case SL_OP_ROUTER:
+        sl_cpu_router(t, op);
+        break;
     case SL_OP_EXPERTS:
-        if (t->thread == 0) {
-            sl_op_run_ref(op);
-        }
+        sl_cpu_experts(t, op);
         break;
     case SL_OP_N_KINDS:
         break;

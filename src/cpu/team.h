@@ -37,5 +37,7 @@ void sl_cpu_norm(const struct sl_cpu_thread *t, const struct sl_op *op);
 void sl_cpu_rope(const struct sl_cpu_thread *t, const struct sl_op *op);
 void sl_cpu_kv_store(const struct sl_cpu_thread *t, const struct sl_op *op);
 void sl_cpu_attention(const struct sl_cpu_thread *t, const struct sl_op *op);
+void sl_cpu_router(const struct sl_cpu_thread *t, const struct sl_op *op);
+void sl_cpu_experts(const struct sl_cpu_thread *t, const struct sl_op *op);
 
 #endif

@@ -134,6 +134,10 @@ static void compare(struct verdict *v, const struct kc_instance *in, const struc
             compare_kv(v, in, p, &in->regions[i], reference, result);
         }
     }
+    char why[160];
+    if (in->op.kind == SL_OP_ROUTER && !kc_router_compare(in, p, result, why, sizeof(why))) {
+        fail(v, "%s", why);
+    }
     compare_rest(v, in, result);
 }
 
@@ -151,7 +155,9 @@ static enum sluice_status check_blocks(struct kc_target *t, const struct kc_inst
     memcpy(b->reference, in->base, in->bytes);
     const struct sl_op op = kc_op_moved(&in->op, in->base, b->reference);
     SL_TRY(sl_op_validate(&op, err));
+    kc_tables_move(in, b->reference, b->reference);
     sl_op_run_ref(&op);
+    kc_tables_move(in, b->reference, in->base);
     kc_bounds(in, &t->precision, b->bounds);
     memcpy(b->result, in->base, in->bytes);
     SL_TRY(kc_target_run(t, in, b->result, 1, err));
@@ -295,7 +301,7 @@ static void bench_kind(const struct options *o, struct kc_target *t, enum sl_op_
 static bool is_new(const struct sl_cpu_kernels *k, const struct sl_cpu_kernels *below,
                    enum sl_op_kind kind)
 {
-    if (below == NULL || kind == SL_OP_LINEAR) {
+    if (below == NULL || kind == SL_OP_LINEAR || kind == SL_OP_ROUTER || kind == SL_OP_EXPERTS) {
         return true;
     }
     return kind == SL_OP_ATTENTION ? k->attention != below->attention : k->rows != below->rows;

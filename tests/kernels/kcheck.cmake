@@ -4,6 +4,7 @@ add_executable(kcheck
     ${CMAKE_CURRENT_LIST_DIR}/kcheck.c
     ${CMAKE_CURRENT_LIST_DIR}/kcheck_bounds.c
     ${CMAKE_CURRENT_LIST_DIR}/kcheck_cases.c
+    ${CMAKE_CURRENT_LIST_DIR}/kcheck_experts.c
     ${CMAKE_CURRENT_LIST_DIR}/kcheck_instance.c
     ${CMAKE_CURRENT_LIST_DIR}/kcheck_target.c)
 target_link_libraries(kcheck PRIVATE sluice_static sluice_flags)

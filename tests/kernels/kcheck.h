@@ -7,6 +7,8 @@
  *   bounds    how far each output may be from the reference, and why       (kcheck_bounds.c)
  *   target    what runs the op: a CPU level or a device                    (kcheck_target.c)
  *
+ * Router and experts have all of these in kcheck_experts.c.
+ *
  * An instance is one contiguous block: operands with guard bytes between them. So it is copied,
  * moved to a device and compared as a whole, and a write outside an output is seen anywhere.
  */
@@ -39,12 +41,14 @@ struct kc_case {
     bool in_place;       /* norm: y is x */
     int32_t n_sequences; /* kv_store, attention */
     int32_t n_past;      /* attention: positions before the first token of sequence 0 */
+    int32_t n_experts;   /* experts: ids are below this */
+    bool skewed;         /* experts: some are chosen much more often */
     enum kc_fill fill;
     uint64_t seed;
 };
 #define KC_PRESENT ((void *)16)
 
-enum kc_role { KC_INPUT, KC_OUTPUT, KC_OUTPUT_KV, KC_SCRATCH };
+enum kc_role { KC_INPUT, KC_OUTPUT, KC_OUTPUT_KV, KC_OUTPUT_CHOICE, KC_SCRATCH };
 
 struct kc_region {
     enum kc_role role;
@@ -63,7 +67,7 @@ struct kc_instance {
 };
 
 /* The op kinds that cases are made of: the first of enum sl_op_kind. */
-#define KC_N_KINDS (SL_OP_ATTENTION + 1)
+#define KC_N_KINDS (SL_OP_EXPERTS + 1)
 
 /* Random numbers: the same on every machine. */
 struct kc_rng {
@@ -83,6 +87,21 @@ void kc_case_describe(const struct kc_case *c, char *out, size_t out_bytes);
 /* false: out of memory. */
 bool kc_instance_init(struct kc_instance *in, const struct kc_case *c);
 void kc_instance_finish(struct kc_instance *in);
+/* Room for an operand; n floats in rows; floats that stay ordinary; a packed row. While sizes are
+ * being added up there is no memory yet and the address is NULL. */
+struct kc_layout {
+    struct kc_instance *in;
+    struct kc_rng rng;
+    size_t at;
+};
+void *kc_place(struct kc_layout *l, enum kc_role role, size_t bytes);
+float *kc_floats(struct kc_layout *l, enum kc_role role, int64_t n, int64_t row_items);
+float *kc_plain_floats(struct kc_layout *l, int64_t n, float scale, float shift);
+const void *kc_matrix(struct kc_layout *l, enum sl_type type, int64_t n_rows, int64_t n_cols);
+
+/* Tables in a copy of the block hold addresses of the original: make them point into the block at
+ * `to`. */
+void kc_tables_move(const struct kc_instance *in, char *copy, const char *to);
 /* The op with its addresses moved from `from` to `to`. */
 struct sl_op kc_op_moved(const struct sl_op *op, const char *from, char *to);
 
@@ -97,6 +116,32 @@ struct kc_precision {
 /* Fill `bounds`, as large as the instance: at the offset of every output float the largest
  * allowed distance from the reference. */
 void kc_bounds(const struct kc_instance *in, const struct kc_precision *precision, char *bounds);
+
+#define KC_ULP 0x1p-24 /* relative rounding of one float operation */
+
+/* What is known of one product w . x. */
+struct kc_product {
+    double value;
+    double error;
+};
+void kc_set_bound(const struct kc_instance *in, char *bounds, const float *y, double bound);
+double kc_sum_error(double n);
+struct kc_product kc_product_bound(const double *w, const float *x, int64_t n, enum sl_type type,
+                                   const struct kc_precision *p, bool independent);
+struct kc_product kc_gated(enum sl_activation activation, struct kc_product gate,
+                           struct kc_product up);
+
+/* Router and experts (kcheck_experts.c). */
+void kc_router_make(struct kc_case *c, struct kc_rng *rng);
+void kc_experts_make(struct kc_case *c, struct kc_rng *rng, int index);
+bool kc_experts_bench(struct kc_case *c, int index);
+int kc_experts_describe(const struct kc_case *c, char *out, size_t out_bytes);
+void kc_router_place(struct kc_layout *l, struct sl_op *op);
+void kc_experts_place(struct kc_layout *l, struct sl_op *op);
+void kc_experts_bounds(const struct kc_instance *in, const struct kc_precision *p, char *bounds);
+/* Whether the choice and weights in `result` are right; else says why not. */
+bool kc_router_compare(const struct kc_instance *in, const struct kc_precision *p,
+                       const char *result, char *why, size_t why_bytes);
 
 struct kc_target {
     char name[64];

@@ -12,11 +12,11 @@
 #include "kcheck.h"
 #include "op/kv.h"
 
-#define ULP 0x1p-24 /* relative rounding of one float operation */
+#define ULP KC_ULP
 /* Results below this may be flushed to zero. */
 #define FLOOR 1e-33
 
-static void set_bound(const struct kc_instance *in, char *bounds, const float *y, double bound)
+void kc_set_bound(const struct kc_instance *in, char *bounds, const float *y, double bound)
 {
     const size_t offset = (size_t)((const char *)y - in->base);
     const double padded = bound + FLOOR;
@@ -25,7 +25,7 @@ static void set_bound(const struct kc_instance *in, char *bounds, const float *y
 }
 
 /* n additions of mixed signs in any order: the error grows like the root of n, with room. */
-static double sum_error(double n)
+double kc_sum_error(double n)
 {
     return (16.0 + 2.0 * sqrt(n)) * ULP;
 }
@@ -46,8 +46,8 @@ static void norm_bounds(const struct kc_instance *in, char *bounds)
             const double weight = o->weight != NULL ? (double)o->weight[i] : 1.0;
             const double old = o->accumulate ? fabs((double)o->y[at]) : 0.0;
             const double value = fabs((double)o->x[at] * scale * weight);
-            set_bound(in, bounds, &o->y[at],
-                      value * (sum_error(o->n) + 5.0 * ULP) + 2.0 * ULP * (old + value));
+            kc_set_bound(in, bounds, &o->y[at],
+                         value * (kc_sum_error(o->n) + 5.0 * ULP) + 2.0 * ULP * (old + value));
         }
     }
 }
@@ -64,25 +64,19 @@ static void rope_bounds(const struct kc_instance *in, char *bounds)
             const float *a = &x[o->neox ? i : 2 * i];
             const float *b = &x[o->neox ? i + half : 2 * i + 1];
             const double size = (fabs((double)*a) + fabs((double)*b)) * (double)o->magnitude;
-            set_bound(in, bounds, a, 12.0 * ULP * size);
-            set_bound(in, bounds, b, 12.0 * ULP * size);
+            kc_set_bound(in, bounds, a, 12.0 * ULP * size);
+            kc_set_bound(in, bounds, b, 12.0 * ULP * size);
         }
     }
 }
-
-/* What is known of one product w . x. */
-struct product {
-    double value;
-    double error;
-};
 
 /* Three sources: float sums (terms as large as the largest weight of each 32, since formats with a
  * minimum subtract terms of that size), rounding of x to f16 or bf16, rounding of x to 8 bits by
  * blocks of
  * 32. For random data rounding errors are independent: eight deviations hold where the worst case
  * is far away. For hostile data the worst case counts. */
-static struct product product_bound(const double *w, const float *x, int64_t n, enum sl_type type,
-                                    const struct kc_precision *p, bool independent)
+struct kc_product kc_product_bound(const double *w, const float *x, int64_t n, enum sl_type type,
+                                   const struct kc_precision *p, bool independent)
 {
     const bool quantized = sl_type_traits(type)->block_items > 1;
     const double rounding = type == SL_TYPE_BF16 ? fmax(p->input, p->bf16) : p->input;
@@ -112,27 +106,40 @@ static struct product product_bound(const double *w, const float *x, int64_t n, 
         error16 = fmin(error16, rounding * 8.0 / sqrt(3.0) * sqrt(square16));
         error8 = fmin(error8, 8.0 * sqrt(square8));
     }
-    return (struct product){value, 1.01 * fmax(error8, error16) + sum_error((double)n) * terms};
+    return (struct kc_product){value,
+                               1.01 * fmax(error8, error16) + kc_sum_error((double)n) * terms};
 }
 
 static double gate_value(enum sl_activation activation, double x)
 {
+    if (activation == SL_ACT_SWIGLU_CLAMPED) {
+        const double g = fmin(x, (double)SL_SWIGLU_LIMIT);
+        return g / (1.0 + exp(-(double)SL_SWIGLU_ALPHA * g));
+    }
     return activation == SL_ACT_SILU
                ? x / (1.0 + exp(-x))
                : 0.5 * x * (1.0 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)));
 }
 
-/* Both activations have slopes below 1.13; computing one costs a few roundings of its argument. */
-static double gated_bound(enum sl_activation activation, struct product gate, struct product up)
+/* All activations have slopes below 1.13; computing one costs a few roundings of its argument. The
+ * clamped one's factor up + 1 is off by as much as up. */
+struct kc_product kc_gated(enum sl_activation activation, struct kc_product gate,
+                           struct kc_product up)
 {
+    if (activation == SL_ACT_SWIGLU_CLAMPED) {
+        const double limit = (double)SL_SWIGLU_LIMIT;
+        up.value = fmax(-limit, fmin(up.value, limit)) + 1.0;
+        up.error += 4.0 * ULP * (fabs(up.value) + 1.0);
+    }
     const double g = gate_value(activation, gate.value);
     const double g_error = 1.13 * gate.error + 16.0 * ULP * (fabs(g) + fabs(gate.value));
-    return g_error * (fabs(up.value) + up.error) + fabs(g) * up.error +
-           4.0 * ULP * fabs(g * up.value);
+    const double error =
+        g_error * (fabs(up.value) + up.error) + fabs(g) * up.error + 4.0 * ULP * fabs(g * up.value);
+    return (struct kc_product){g * up.value, error};
 }
 
 static void part_products(const struct kc_instance *in, const struct kc_precision *p, int part,
-                          struct product *out)
+                          struct kc_product *out)
 {
     const struct sl_op_linear *o = &in->op.linear;
     const struct sl_matrix *w = &o->part[part].w;
@@ -145,9 +152,9 @@ static void part_products(const struct kc_instance *in, const struct kc_precisio
             row_double[i] = (double)row[i];
         }
         for (int32_t t = 0; t < in->op.n_tokens; t++) {
-            struct product *product = &out[t * w->n_rows + r];
-            *product = product_bound(row_double, o->x + t * w->n_cols, w->n_cols, w->type, p,
-                                     in->c.fill == KC_RANDOM);
+            struct kc_product *product = &out[t * w->n_rows + r];
+            *product = kc_product_bound(row_double, o->x + t * w->n_cols, w->n_cols, w->type, p,
+                                        in->c.fill == KC_RANDOM);
             if (o->part[part].bias != NULL) {
                 product->value += (double)o->part[part].bias[r];
             }
@@ -161,7 +168,7 @@ static void part_products(const struct kc_instance *in, const struct kc_precisio
 static void linear_bounds(const struct kc_instance *in, const struct kc_precision *p, char *bounds)
 {
     const struct sl_op_linear *o = &in->op.linear;
-    struct product *products[SL_LINEAR_MAX_PARTS] = {NULL};
+    struct kc_product *products[SL_LINEAR_MAX_PARTS] = {NULL};
     for (int i = 0; i < o->n_parts; i++) {
         const int64_t n = in->op.n_tokens * o->part[i].w.n_rows;
         products[i] = sl_calloc(SL_MEM_BASE, (size_t)n, sizeof(*products[i]));
@@ -176,11 +183,11 @@ static void linear_bounds(const struct kc_instance *in, const struct kc_precisio
             const float *y = &o->part[i].y[k];
             double bound = products[i][k].error;
             if (o->activation != SL_ACT_NONE && products[1] != NULL) {
-                bound = gated_bound(o->activation, products[0][k], products[1][k]);
+                bound = kc_gated(o->activation, products[0][k], products[1][k]).error;
             } else if (o->accumulate) {
                 bound += 2.0 * ULP * fabs((double)*y);
             }
-            set_bound(in, bounds, y, bound);
+            kc_set_bound(in, bounds, y, bound);
         }
     }
     for (int i = 0; i < o->n_parts; i++) {
@@ -213,11 +220,11 @@ static void attention_row_bounds(const struct kc_instance *in, const struct kc_p
         }
         top_logit = fmax(top_logit, logit * (double)o->scale);
     }
-    const double logit_error = top_logit * (2.0 * p->input + sum_error(n));
-    const double weight_error = p->input + 16.0 * ULP + sum_error(last - first + 1);
+    const double logit_error = top_logit * (2.0 * p->input + kc_sum_error(n));
+    const double weight_error = p->input + 16.0 * ULP + kc_sum_error(last - first + 1);
     const double relative = fmin(2.0, 2.0 * (logit_error + weight_error));
     for (int32_t i = 0; i < n; i++) {
-        set_bound(in, bounds, &o->y[row * n + i], relative * top_value);
+        kc_set_bound(in, bounds, &o->y[row * n + i], relative * top_value);
     }
 }
 
@@ -241,6 +248,10 @@ void kc_bounds(const struct kc_instance *in, const struct kc_precision *precisio
             }
         }
         break;
+    case SL_OP_EXPERTS:
+        kc_experts_bounds(in, precision, bounds);
+        break;
+    case SL_OP_ROUTER:   /* see kc_router_compare */
     case SL_OP_KV_STORE: /* packed bytes are compared as such */
     default:
         break;

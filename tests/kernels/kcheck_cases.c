@@ -207,6 +207,12 @@ void kc_case_make(struct kc_case *c, enum sl_op_kind kind, int index, uint64_t s
         }
         c->op.attention.scale = 1.0f / (float)PICK(&rng, 8, 11, 16);
         break;
+    case SL_OP_ROUTER:
+        kc_router_make(c, &rng);
+        break;
+    case SL_OP_EXPERTS:
+        kc_experts_make(c, &rng, index);
+        break;
     default:
         break;
     }
@@ -280,6 +286,15 @@ bool kc_case_bench(struct kc_case *c, enum sl_op_kind kind, int index)
     }
     case SL_OP_ATTENTION:
         return bench_attention(c, index);
+    case SL_OP_ROUTER:
+        c->op.router =
+            (struct sl_op_router){.w = {.type = SL_TYPE_F32, .n_rows = 128, .n_cols = 2048},
+                                  .n_used = 8,
+                                  .normalize = true,
+                                  .scale = 1.0f};
+        return index < 2;
+    case SL_OP_EXPERTS:
+        return kc_experts_bench(c, index);
     default:
         break;
     }
@@ -333,6 +348,10 @@ void kc_case_describe(const struct kc_case *c, char *out, size_t bytes)
                       op->attention.kv.table != NULL ? " paged" : "", c->n_past,
                       op->attention.window, (double)op->attention.softcap,
                       op->attention.sinks != NULL ? " sinks" : "", c->n_sequences);
+        break;
+    case SL_OP_ROUTER:
+    case SL_OP_EXPERTS:
+        n += kc_experts_describe(c, rest, left);
         break;
     default:
         break;

@@ -16,15 +16,9 @@
 
 #define GUARD 256
 
-struct layout {
-    struct kc_instance *in;
-    struct kc_rng rng;
-    size_t at;
-};
-
 /* Room for an operand. Operands that are floats may start at any float, others at any byte that
  * their type allows; devices want 16, so that is the least here, but never more. */
-static void *place(struct layout *l, enum kc_role role, size_t bytes)
+void *kc_place(struct kc_layout *l, enum kc_role role, size_t bytes)
 {
     struct kc_instance *in = l->in;
     const size_t offset = l->at + 16;
@@ -56,9 +50,9 @@ static float value(struct kc_rng *rng, enum kc_fill fill, int64_t i, int64_t row
 }
 
 /* n floats in rows of row_items. */
-static float *floats(struct layout *l, enum kc_role role, int64_t n, int64_t row_items)
+float *kc_floats(struct kc_layout *l, enum kc_role role, int64_t n, int64_t row_items)
 {
-    float *x = place(l, role, (size_t)n * sizeof(float));
+    float *x = kc_place(l, role, (size_t)n * sizeof(float));
     for (int64_t i = 0; x != NULL && i < n; i++) {
         x[i] = value(&l->rng, l->in->c.fill, i, row_items);
     }
@@ -66,9 +60,9 @@ static float *floats(struct layout *l, enum kc_role role, int64_t n, int64_t row
 }
 
 /* Floats that stay ordinary: weights of norms, biases, sinks. */
-static float *plain_floats(struct layout *l, int64_t n, float scale, float shift)
+float *kc_plain_floats(struct kc_layout *l, int64_t n, float scale, float shift)
 {
-    float *x = place(l, KC_INPUT, (size_t)n * sizeof(float));
+    float *x = kc_place(l, KC_INPUT, (size_t)n * sizeof(float));
     for (int64_t i = 0; x != NULL && i < n; i++) {
         x[i] = kc_rng_float(&l->rng) * scale + shift;
     }
@@ -158,42 +152,48 @@ static void fill_row(struct kc_rng *rng, enum kc_fill fill, enum sl_type type, v
     }
 }
 
-static void place_norm(struct layout *l, struct sl_op *op)
+const void *kc_matrix(struct kc_layout *l, enum sl_type type, int64_t n_rows, int64_t n_cols)
+{
+    const size_t row_bytes = sl_type_row_bytes(type, n_cols);
+    char *data = kc_place(l, KC_INPUT, row_bytes * (size_t)n_rows);
+    for (int64_t r = 0; data != NULL && r < n_rows; r++) {
+        fill_row(&l->rng, l->in->c.fill, type, data + (size_t)r * row_bytes, n_cols);
+    }
+    return data;
+}
+
+static void place_norm(struct kc_layout *l, struct sl_op *op)
 {
     struct sl_op_norm *o = &op->norm;
     const int64_t n = (int64_t)op->n_tokens * o->rows_per_token * o->n;
     const bool in_place = l->in->c.in_place;
-    float *x = floats(l, in_place ? KC_OUTPUT : KC_INPUT, n, o->n);
+    float *x = kc_floats(l, in_place ? KC_OUTPUT : KC_INPUT, n, o->n);
     o->x = x;
-    o->y = in_place ? x : floats(l, KC_OUTPUT, n, o->n);
-    o->weight = o->weight != NULL ? plain_floats(l, o->n, 0.3f, 1.0f) : NULL;
+    o->y = in_place ? x : kc_floats(l, KC_OUTPUT, n, o->n);
+    o->weight = o->weight != NULL ? kc_plain_floats(l, o->n, 0.3f, 1.0f) : NULL;
 }
 
-static void place_linear(struct layout *l, struct sl_op *op)
+static void place_linear(struct kc_layout *l, struct sl_op *op)
 {
     struct sl_op_linear *o = &op->linear;
-    o->x = floats(l, KC_INPUT, op->n_tokens * o->part[0].w.n_cols, o->part[0].w.n_cols);
+    o->x = kc_floats(l, KC_INPUT, op->n_tokens * o->part[0].w.n_cols, o->part[0].w.n_cols);
     for (int i = 0; i < o->n_parts; i++) {
         struct sl_matrix *w = &o->part[i].w;
-        const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
-        char *data = place(l, KC_INPUT, row_bytes * (size_t)w->n_rows);
-        for (int64_t r = 0; data != NULL && r < w->n_rows; r++) {
-            fill_row(&l->rng, l->in->c.fill, w->type, data + (size_t)r * row_bytes, w->n_cols);
-        }
-        w->data = data;
-        o->part[i].bias = o->part[i].bias != NULL ? plain_floats(l, w->n_rows, 1.0f, 0.0f) : NULL;
+        w->data = kc_matrix(l, w->type, w->n_rows, w->n_cols);
+        o->part[i].bias =
+            o->part[i].bias != NULL ? kc_plain_floats(l, w->n_rows, 1.0f, 0.0f) : NULL;
         const bool scratch = i == 1 && o->activation != SL_ACT_NONE;
         o->part[i].y =
-            floats(l, scratch ? KC_SCRATCH : KC_OUTPUT, op->n_tokens * w->n_rows, w->n_rows);
+            kc_floats(l, scratch ? KC_SCRATCH : KC_OUTPUT, op->n_tokens * w->n_rows, w->n_rows);
     }
 }
 
-static void place_rope(struct layout *l, struct sl_op *op)
+static void place_rope(struct kc_layout *l, struct sl_op *op)
 {
     struct sl_op_rope *o = &op->rope;
-    o->x = floats(l, KC_OUTPUT, (int64_t)op->n_tokens * o->n_heads * o->head_dim, o->head_dim);
-    float *freq = place(l, KC_INPUT, sizeof(float) * (size_t)o->n_rot / 2);
-    int32_t *pos = place(l, KC_INPUT, sizeof(int32_t) * (size_t)op->n_tokens);
+    o->x = kc_floats(l, KC_OUTPUT, (int64_t)op->n_tokens * o->n_heads * o->head_dim, o->head_dim);
+    float *freq = kc_place(l, KC_INPUT, sizeof(float) * (size_t)o->n_rot / 2);
+    int32_t *pos = kc_place(l, KC_INPUT, sizeof(int32_t) * (size_t)op->n_tokens);
     for (int i = 0; freq != NULL && i < o->n_rot / 2; i++) {
         freq[i] = 1.0f / (1.0f + (float)i * (float)i * 3.7f);
     }
@@ -205,13 +205,13 @@ static void place_rope(struct layout *l, struct sl_op *op)
 }
 
 /* Sequence and position of each token: sequences own equal runs, each after its own past. */
-static void place_positions(struct layout *l, struct sl_op *op, const int32_t **pos,
+static void place_positions(struct kc_layout *l, struct sl_op *op, const int32_t **pos,
                             const int32_t **seq, int32_t *max_pos)
 {
     const struct kc_case *c = &l->in->c;
     const size_t bytes = sizeof(int32_t) * (size_t)op->n_tokens;
-    int32_t *p = place(l, KC_INPUT, bytes);
-    int32_t *s = *seq != NULL ? place(l, KC_INPUT, bytes) : NULL;
+    int32_t *p = kc_place(l, KC_INPUT, bytes);
+    int32_t *s = *seq != NULL ? kc_place(l, KC_INPUT, bytes) : NULL;
     *max_pos = 0;
     int32_t last_seq = -1;
     int32_t next = 0;
@@ -233,7 +233,8 @@ static void place_positions(struct layout *l, struct sl_op *op, const int32_t **
 }
 
 /* Blocks of all sequences in shuffled physical order. */
-static void place_cache(struct layout *l, struct sl_kv_view *kv, int32_t max_pos, enum kc_role role)
+static void place_cache(struct kc_layout *l, struct sl_kv_view *kv, int32_t max_pos,
+                        enum kc_role role)
 {
     const int32_t n_sequences = l->in->c.n_sequences;
     const int32_t per_sequence = max_pos / SL_KV_BLOCK + 1;
@@ -242,7 +243,7 @@ static void place_cache(struct layout *l, struct sl_kv_view *kv, int32_t max_pos
         (size_t)n_blocks * sl_kv_block_bytes(kv->type, kv->n_kv_heads, kv->head_dim);
     kv->table_stride = per_sequence;
     if (kv->table != NULL) {
-        int32_t *table = place(l, KC_INPUT, sizeof(int32_t) * (size_t)n_blocks);
+        int32_t *table = kc_place(l, KC_INPUT, sizeof(int32_t) * (size_t)n_blocks);
         for (int32_t i = 0; table != NULL && i < n_blocks; i++) {
             const int32_t j = kc_rng_below(&l->rng, i + 1);
             table[i] = table[j];
@@ -250,20 +251,20 @@ static void place_cache(struct layout *l, struct sl_kv_view *kv, int32_t max_pos
         }
         kv->table = table;
     }
-    kv->data = place(l, role, bytes);
+    kv->data = kc_place(l, role, bytes);
     if (kv->data != NULL) {
         /* Every bit set: NaN as an F16 and as a scale. What no token may see must not matter. */
         memset(kv->data, 0xff, bytes);
     }
 }
 
-static void place_kv_store(struct layout *l, struct sl_op *op)
+static void place_kv_store(struct kc_layout *l, struct sl_op *op)
 {
     struct sl_op_kv_store *o = &op->kv_store;
     const int64_t n = (int64_t)op->n_tokens * o->kv.n_kv_heads * o->kv.head_dim;
     int32_t max_pos;
-    o->k = floats(l, KC_INPUT, n, o->kv.head_dim);
-    o->v = floats(l, KC_INPUT, n, o->kv.head_dim);
+    o->k = kc_floats(l, KC_INPUT, n, o->kv.head_dim);
+    o->v = kc_floats(l, KC_INPUT, n, o->kv.head_dim);
     place_positions(l, op, &o->pos, &o->seq, &max_pos);
     place_cache(l, &o->kv, max_pos, KC_OUTPUT_KV);
 }
@@ -280,15 +281,15 @@ static bool visible(const struct sl_op *op, int32_t seq, int32_t pos)
     return false;
 }
 
-static void place_attention(struct layout *l, struct sl_op *op)
+static void place_attention(struct kc_layout *l, struct sl_op *op)
 {
     struct sl_op_attention *o = &op->attention;
     const struct kc_case *c = &l->in->c;
     const int64_t n = (int64_t)op->n_tokens * o->n_heads * o->kv.head_dim;
     int32_t max_pos;
-    o->q = floats(l, KC_INPUT, n, o->kv.head_dim);
-    o->y = floats(l, KC_OUTPUT, n, o->kv.head_dim);
-    o->sinks = o->sinks != NULL ? plain_floats(l, o->n_heads, 3.0f, 0.0f) : NULL;
+    o->q = kc_floats(l, KC_INPUT, n, o->kv.head_dim);
+    o->y = kc_floats(l, KC_OUTPUT, n, o->kv.head_dim);
+    o->sinks = o->sinks != NULL ? kc_plain_floats(l, o->n_heads, 3.0f, 0.0f) : NULL;
     place_positions(l, op, &o->pos, &o->seq, &max_pos);
     o->n_kv_max = max_pos + 1;
     place_cache(l, &o->kv, max_pos, KC_INPUT);
@@ -303,7 +304,7 @@ static void place_attention(struct layout *l, struct sl_op *op)
     }
 }
 
-static void lay_out(struct layout *l, struct sl_op *op)
+static void lay_out(struct kc_layout *l, struct sl_op *op)
 {
     l->at = GUARD;
     switch (op->kind) {
@@ -322,6 +323,12 @@ static void lay_out(struct layout *l, struct sl_op *op)
     case SL_OP_ATTENTION:
         place_attention(l, op);
         break;
+    case SL_OP_ROUTER:
+        kc_router_place(l, op);
+        break;
+    case SL_OP_EXPERTS:
+        kc_experts_place(l, op);
+        break;
     default:
         break;
     }
@@ -332,7 +339,7 @@ bool kc_instance_init(struct kc_instance *in, const struct kc_case *c)
     memset(in, 0, sizeof(*in));
     in->c = *c;
     in->op = c->op;
-    struct layout l = {.in = in, .rng = {c->seed}};
+    struct kc_layout l = {.in = in, .rng = {c->seed}};
     lay_out(&l, &in->op);
     in->bytes = l.at;
     in->base = sl_alloc_aligned(SL_MEM_BASE, in->bytes, 256);
@@ -359,6 +366,36 @@ void kc_instance_finish(struct kc_instance *in)
             (field) = (void *)(to + ((const char *)(field)-from));                                 \
         }                                                                                          \
     } while (0)
+
+static void move_experts_matrix(struct sl_experts_matrix *m, const char *from, char *to)
+{
+    MOVE(m->data);
+    MOVE(m->table);
+    MOVE(m->bias);
+}
+
+static void move_table(const struct kc_instance *in, const struct sl_experts_matrix *m, char *copy,
+                       const char *to)
+{
+    if (m->table == NULL) {
+        return;
+    }
+    const void **entries =
+        (const void **)(void *)(copy + ((const char *)(const void *)m->table - in->base));
+    for (int32_t i = 0; i < in->op.experts.n; i++) {
+        const char *address = m->table[i];
+        entries[i] = address != NULL ? to + (address - in->base) : NULL;
+    }
+}
+
+void kc_tables_move(const struct kc_instance *in, char *copy, const char *to)
+{
+    if (in->op.kind == SL_OP_EXPERTS) {
+        move_table(in, &in->op.experts.gate, copy, to);
+        move_table(in, &in->op.experts.up, copy, to);
+        move_table(in, &in->op.experts.down, copy, to);
+    }
+}
 
 struct sl_op kc_op_moved(const struct sl_op *op, const char *from, char *to)
 {
@@ -398,6 +435,23 @@ struct sl_op kc_op_moved(const struct sl_op *op, const char *from, char *to)
         MOVE(m.attention.sinks);
         MOVE(m.attention.kv.data);
         MOVE(m.attention.kv.table);
+        break;
+    case SL_OP_ROUTER:
+        MOVE(m.router.x);
+        MOVE(m.router.w.data);
+        MOVE(m.router.bias);
+        MOVE(m.router.selection_bias);
+        MOVE(m.router.ids);
+        MOVE(m.router.weights);
+        break;
+    case SL_OP_EXPERTS:
+        MOVE(m.experts.x);
+        MOVE(m.experts.y);
+        MOVE(m.experts.ids);
+        MOVE(m.experts.weights);
+        move_experts_matrix(&m.experts.gate, from, to);
+        move_experts_matrix(&m.experts.up, from, to);
+        move_experts_matrix(&m.experts.down, from, to);
         break;
     default:
         break;

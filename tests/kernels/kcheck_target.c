@@ -77,10 +77,12 @@ static enum sluice_status run_device(struct kc_target *t, const struct kc_instan
     enum sluice_status status;
     SL_TRY_OUT(session_init(&s, dev, in->bytes, sl_op_scratch_bytes(&in->op), err));
     const struct sl_op op = kc_op_moved(&in->op, in->base, s.block);
+    kc_tables_move(in, block, s.block);
     SL_TRY_OUT(dev->vt->copy_to_device(dev, s.stream, s.block, block, in->bytes, err));
     SL_TRY_OUT(dev->vt->run(dev, s.stream, &op, 1, s.scratch, err));
     SL_TRY_OUT(dev->vt->copy_to_host(dev, s.stream, block, s.block, in->bytes, err));
     SL_TRY_OUT(dev->vt->stream_sync(dev, s.stream, err));
+    kc_tables_move(in, block, in->base);
 out:
     session_finish(&s);
     return status;
@@ -93,7 +95,10 @@ enum sluice_status kc_target_run(struct kc_target *t, const struct kc_instance *
         return run_device(t, in, block, err);
     }
     const struct sl_op op = kc_op_moved(&in->op, in->base, block);
-    return run_cpu(t, &op, n_threads, err);
+    kc_tables_move(in, block, block);
+    const enum sluice_status status = run_cpu(t, &op, n_threads, err);
+    kc_tables_move(in, block, in->base);
+    return status;
 }
 
 static int compare_doubles(const void *a, const void *b)
@@ -194,6 +199,26 @@ enum sluice_status kc_target_time(struct kc_target *t, const struct kc_instance 
     return SLUICE_STATUS_OK;
 }
 
+/* The experts that are chosen at all, each read once. */
+static void experts_work(const struct sl_op_experts *o, int32_t n_tokens, double *bytes,
+                         double *flops)
+{
+    const struct sl_experts_matrix *const matrices[] = {&o->gate, &o->up, &o->down};
+    const int64_t n_pairs = (int64_t)n_tokens * o->n_used;
+    bool used[SL_MAX_EXPERTS] = {false};
+    int n_experts = 0;
+    for (int64_t i = 0; i < n_pairs; i++) {
+        n_experts += !used[o->ids[i]];
+        used[o->ids[i]] = true;
+    }
+    for (int i = 0; i < 3; i++) {
+        const struct sl_experts_matrix *m = matrices[i];
+        *bytes +=
+            (double)n_experts * (double)m->n_rows * (double)sl_type_row_bytes(m->type, m->n_cols);
+        *flops += 2.0 * (double)n_pairs * (double)m->n_rows * (double)m->n_cols;
+    }
+}
+
 void kc_case_work(const struct kc_instance *in, double *bytes, double *flops)
 {
     const struct sl_op *op = &in->op;
@@ -215,6 +240,12 @@ void kc_case_work(const struct kc_instance *in, double *bytes, double *flops)
         *flops = 4.0 * keys * o->n_heads * o->kv.head_dim;
         *bytes = 2.0 * (double)sl_type_row_bytes(o->kv.type, o->kv.head_dim) * o->kv.n_kv_heads *
                  o->n_kv_max;
+    } else if (op->kind == SL_OP_ROUTER) {
+        const struct sl_matrix *w = &op->router.w;
+        *bytes = (double)(sl_type_row_bytes(w->type, w->n_cols) * (size_t)w->n_rows);
+        *flops = 2.0 * n_tokens * (double)w->n_rows * (double)w->n_cols;
+    } else if (op->kind == SL_OP_EXPERTS) {
+        experts_work(&op->experts, op->n_tokens, bytes, flops);
     } else if (op->kind == SL_OP_NORM) {
         *bytes = 8.0 * n_tokens * op->norm.rows_per_token * op->norm.n;
     } else if (op->kind == SL_OP_ROPE) {
