@@ -148,7 +148,7 @@ enum sl_gating {
  *            least SL_ROUTER_MIN_SUM) if `normalize`; times scale
  *
  * Whatever the numbers, NaN included, the ids of a token are distinct and in 0 .. n_experts - 1:
- * SL_OP_EXPERTS makes addresses of them. x is not rounded below float when w is a float type, so
+ * SL_OP_EXPERTS makes addresses of them. x is not rounded below float where w is F32 or F16, so
  * that the choice is the same everywhere but for ties within float rounding. `ids` and `weights`
  * stay in the backend's memory; nobody has to read them on the host. Made for two launches:
  * logits into scratch [n_tokens, n_experts] as by SL_OP_LINEAR, then the choice, a warp a token. */
