@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""One measuring session on a GPU machine: checks first, then benchmarks, results as JSON rows.
+
+    bench/gpu_run.py --bin DIR --out FILE.json --tmp /dev/shm JOB...
+
+JOB: checks | dense | depth | kernels | FILE.gguf (a real model: KL to the CPU and perplexity).
+Every job's rows go into FILE.json (bench/results), beside the figures of peers where there are any.
+Only the standard library is needed.
+"""
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+
+# llama.cpp of August 2026 on the same kind of machine, everything in VRAM or layer offload
+# (tokens/s): (model, budget in MiB or None, metric, prompt tokens, depth) -> value.
+PEER = "llama.cpp 2026-08"
+PEER_VALUES = {
+    ("minitron8b-F16", None, "prefill_tps", 2048, 0): 18224,
+    ("minitron8b-F16", None, "decode_tps", 0, 0): 187.3,
+    ("llama8b-Q4_K", None, "prefill_tps", 2048, 0): 10026,
+    ("llama8b-Q4_K", None, "decode_tps", 0, 0): 285.1,
+    ("llama8b-Q4_K", None, "decode_tps", 0, 32768): 177.5,
+    ("minitron8b-F16", 2048, "prefill_tps", 1024, 0): 531,
+    ("minitron8b-F16", 4096, "prefill_tps", 1024, 0): 586,
+    ("minitron8b-F16", 8192, "prefill_tps", 1024, 0): 811,
+    ("minitron8b-F16", 12288, "prefill_tps", 1024, 0): 1660,
+    ("minitron8b-F16", 2048, "decode_tps", 0, 0): 5.3,
+    ("minitron8b-F16", 4096, "decode_tps", 0, 0): 6.0,
+    ("minitron8b-F16", 8192, "decode_tps", 0, 0): 8.7,
+    ("minitron8b-F16", 12288, "decode_tps", 0, 0): 16.8,
+    ("minitron8b-F16", 2048, "prefill_tps", 4096, 0): 1728,
+}
+BUDGETS = "2G,4G,8G,12G,auto"
+SHAPES = [("minitron8b", "F16"), ("llama8b", "Q4_K")]
+
+
+class Session:
+    def __init__(self, args):
+        self.args = args
+        self.rows = []
+        self.failed = []
+
+    def program(self, name):
+        return os.path.join(self.args.bin, name)
+
+    def run(self, command, limit, log=None):
+        print("$", " ".join(command), flush=True)
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=limit, check=False)
+        except subprocess.TimeoutExpired:
+            self.failed.append(" ".join(command) + ": ran past its limit")
+            return None
+        if log:
+            with open(os.path.join(os.path.dirname(self.args.out), log), "wb") as f:
+                f.write(done.stdout + done.stderr)
+        if done.returncode != 0:
+            self.failed.append(" ".join(command))
+            sys.stderr.write((done.stdout + done.stderr).decode(errors="replace")[-1500:])
+            return None
+        return done.stdout.decode(errors="replace")
+
+    def model(self, shape, kind):
+        path = os.path.join(self.args.tmp, f"{shape}-{kind}.gguf")
+        if not os.path.exists(path):
+            self.run([self.program("sluice"), "synth", "--shape", shape, "--type", kind, path], 120)
+        return path
+
+    def add(self, row):
+        row["model"] = row["model"].removesuffix(".gguf")
+        row.setdefault("budget_mib", None)
+        key = (row["model"], row["budget_mib"], row["metric"], row.get("prompt_tokens", 0),
+               row.get("depth", 0))
+        if key in PEER_VALUES:
+            row["peer"], row["peer_value"] = PEER, PEER_VALUES[key]
+        self.rows.append(row)
+
+    def bench(self, path, limit, **options):
+        command = [self.program("sluice"), "bench", "-m", path, "-o", "json", "-r", str(self.args.repeats)]
+        for name, value in options.items():
+            command += ["--" + name.replace("_", "-"), value]
+        text = self.run(command, limit)
+        for row in json.loads(text)["rows"] if text else []:
+            row["command"] = "sluice " + " ".join(command[1:]).replace(self.args.tmp + "/", "")
+            self.add(row)
+
+    def kl(self, path, n_prompt, budgets):
+        command = [self.program("bench-device_kl"), path, "cuda", str(self.args.threads),
+                   str(n_prompt), "16"] + budgets
+        text = self.run(command, 200)
+        first = self.rows[0] if self.rows else {}
+        for line in (text or "").splitlines():
+            row = json.loads(line)
+            row.update(date=str(datetime.date.today()), device="cuda", unit="nat",
+                       commit=first.get("commit"), machine=first.get("machine"),
+                       threads=self.args.threads, prompt_tokens=n_prompt, generated_tokens=16,
+                       command="bench-device_kl " + " ".join(command[1:]).replace(self.args.tmp + "/", ""))
+            self.add(row)
+
+    def checks(self):
+        self.run([self.program("test_device_cuda")], 150, "device-tests.log")
+        self.run([self.program("kcheck"), "--device", "cuda"], 150, "kcheck.log")
+
+    def dense(self):
+        for shape, kind in SHAPES:
+            path = self.model(shape, kind)
+            self.bench(path, 200, vram=BUDGETS, n_prompt="1024,2048", n_gen="64")
+            self.kl(path, 256, ["2048", "4096", "8192", "12288", "0"])
+        self.bench(self.model("minitron8b", "F16"), 60, vram="2G", n_prompt="4096", n_gen="0")
+
+    def depth(self):
+        self.bench(self.model("llama8b", "Q4_K"), 100, vram="auto", n_prompt="0", n_gen="64",
+                   n_depth="32768")
+
+    def kernels(self):
+        text = self.run([self.program("bench-cuda_linear"), "--json"], 150, "cuda-linear.json")
+        if text:
+            print(text[:200])
+
+    def real(self, path):
+        self.kl(path, 256, ["64", "128", "0"])
+        text = self.run([self.program("sluice"), "perplexity", "-m", path, "--json",
+                         "/usr/share/common-licenses/GPL-3"], 100)
+        if text and self.rows:
+            first = self.rows[0]
+            value = json.loads(text)
+            self.add({"date": str(datetime.date.today()), "commit": first.get("commit"),
+                      "machine": first.get("machine"), "device": "cuda", "threads": self.args.threads,
+                      "model": os.path.basename(path), "metric": "perplexity", "unit": "",
+                      "command": f"sluice perplexity -m {os.path.basename(path)} GPL-3",
+                      "value": value["perplexity"]})
+
+    def finish(self):
+        with open(self.args.out, "w", encoding="utf-8") as f:
+            json.dump(self.rows, f, indent=1)
+            f.write("\n")
+        print(f"\n{'model':16} {'budget':>7} {'metric':12} {'prompt':>6} {'depth':>6} {'value':>10}"
+              f" {'spread':>7} {'predicted':>9} {'limit':>6} {'peak':>8} {'peer':>8}")
+        for r in self.rows:
+            print(f"{r['model'][:16]:16} {str(r['budget_mib']):>7} {r['metric']:12} "
+                  f"{r.get('prompt_tokens', 0):>6} {r.get('depth', 0):>6} {r['value']:>10.5g} "
+                  f"{r.get('spread', 0):>7.1%} {r.get('predicted', 0):>9.5g} "
+                  f"{r.get('limit_fraction', 0):>6.0%} {r.get('peak_vram_mib', 0):>8.0f} "
+                  f"{r.get('peer_value', '')!s:>8}")
+        for line in self.failed:
+            print("FAILED:", line)
+        return 1 if self.failed else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", required=True, help="folder of the programs")
+    parser.add_argument("--out", required=True, help="JSON file to write")
+    parser.add_argument("--tmp", default="/dev/shm", help="folder for synthetic models")
+    parser.add_argument("--threads", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("jobs", nargs="+")
+    session = Session(parser.parse_args())
+    for job in session.args.jobs:
+        if job.endswith(".gguf"):
+            session.real(job)
+        else:
+            getattr(session, job)()
+    return session.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
