@@ -2,8 +2,10 @@
  *
  * The search (see search.h). Outer loop: how many layers keep their KV in VRAM, one number for all
  * tiers. Inner loop, per tier: ring size, where the head and the remaining attention go, and how
- * many of the FFNs that are not resident are streamed. Residency itself is no variable: as much of
- * the resident order as fits is never worse than less.
+ * many of the FFNs that are not resident are streamed. Residency itself is hardly a variable: as
+ * much of the resident order as fits, or the layers that are resident as a whole, or attention
+ * alone. (An FFN on the GPU between two attentions on the CPU costs two moves of the hidden state,
+ * which can be more than it gains.)
  */
 #include "plan/search.h"
 
@@ -308,8 +310,9 @@ struct bounds {
     bool attention[2];                /* attention with host KV: on the CPU, streamed */
     bool ffn_none, ffn_some, ffn_all; /* streamed share of the FFNs that are not resident */
     int32_t most_resident;
-    bool whole;       /* resident must reach everything (that is on the device) */
-    bool kv_all_only; /* KV of all layers must be in VRAM */
+    bool fewer_resident; /* whole layers, or attention alone, where more would fit */
+    bool whole;          /* resident must reach everything (that is on the device) */
+    bool kv_all_only;    /* KV of all layers must be in VRAM */
 };
 
 static struct bounds strategy_bounds(enum sl_strategy strategy)
@@ -324,6 +327,7 @@ static struct bounds strategy_bounds(enum sl_strategy strategy)
                             true,
                             true,
                             INT32_MAX,
+                            true,
                             false,
                             false};
         break;
@@ -462,6 +466,17 @@ static bool search_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers,
                 continue;
             }
             search_ffn(s, c, b, feasible_only, best, &found);
+            if (!b->fewer_resident || feasible_only) {
+                continue;
+            }
+            const int32_t fit = c.n_resident;
+            const int32_t cuts[] = {2 * n_kv_layers, n_kv_layers};
+            for (int32_t i = 0; i < 2; i++) {
+                c.n_resident = cuts[i];
+                if (cuts[i] < fit && (i == 0 || cuts[i] != cuts[i - 1])) {
+                    search_ffn(s, c, b, false, best, &found);
+                }
+            }
         }
     }
     return found;
@@ -475,6 +490,12 @@ static struct sl_candidate host_candidate(struct sl_search *s, int32_t tier)
     return c;
 }
 
+/* No GPU or no budget at all: every strategy means the CPU then. */
+static bool cpu_only(const struct sl_search *s)
+{
+    return s->profile->kind == SL_DEVICE_NONE || s->options.budget_bytes == 0;
+}
+
 /* Plan every tier for one number of KV layers. Returns the score (lower is better), or HUGE_VAL. */
 static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_kv_layers,
                          struct sl_choice *out)
@@ -486,7 +507,7 @@ static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_
         struct sl_candidate *const c = &out->tiers[t];
         bool found = s->budget_bytes > 0 && search_tier(s, t, n_kv_layers, b, false, c);
         if (n_kv_layers == 0 && (s->options.strategy == SL_STRATEGY_AUTO ||
-                                 s->options.strategy == SL_STRATEGY_HOST || s->budget_bytes == 0)) {
+                                 s->options.strategy == SL_STRATEGY_HOST || cpu_only(s))) {
             const struct sl_candidate host = host_candidate(s, t);
             if (!found || host.result.pass_ns < c->result.pass_ns) {
                 *c = host;
@@ -524,10 +545,11 @@ static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_
     return SCORE_GENERATED * out->tiers[0].result.pass_ns + SCORE_PROMPT * best_ns_per_token;
 }
 
-/* Numbers of KV layers worth trying, most first: none, all, the most that fit, and a spread. */
+/* Numbers of KV layers worth trying: the most that fit beside their attention, fewer down to none,
+ * and all (attention that has its KV in VRAM may be streamed). */
 static int32_t kv_candidates(const struct sl_search *s, const struct bounds *b, int32_t *out)
 {
-    if (s->budget_bytes == 0 || s->options.strategy == SL_STRATEGY_HOST) {
+    if (s->budget_bytes == 0) {
         out[0] = 0;
         return 1;
     }
@@ -549,7 +571,7 @@ static int32_t kv_candidates(const struct sl_search *s, const struct bounds *b, 
             out[n++] = a;
         }
     }
-    if (most < s->n_layers && s->options.strategy == SL_STRATEGY_STREAMED) {
+    if (most < s->n_layers) {
         out[n++] = s->n_layers;
     }
     return n;
@@ -591,20 +613,66 @@ static uint64_t smallest_budget(struct sl_search *s, const struct bounds *b)
     return high_pages * s->page_bytes;
 }
 
+/* Plan with this number of KV layers; keep the plan when it is the best so far. */
+static bool try_kv_layers(struct sl_search *s, const struct bounds *b, int32_t n_kv_layers,
+                          double *best, struct sl_choice *out)
+{
+    struct sl_choice choice;
+    const double value = plan_tiers(s, b, n_kv_layers, &choice);
+    if (value >= *best) {
+        return false;
+    }
+    *best = value;
+    *out = choice;
+    return true;
+}
+
+/* The first list is coarse in deep models: look around its best with ever smaller steps. */
+static void refine_kv_layers(struct sl_search *s, const struct bounds *b, int32_t step,
+                             double *best, struct sl_choice *out)
+{
+    while (step > 0 && *best < HUGE_VAL) {
+        const int32_t at = out->n_kv_layers;
+        bool better = at + step <= s->n_layers && try_kv_layers(s, b, at + step, best, out);
+        better = (at >= step && try_kv_layers(s, b, at - step, best, out)) || better;
+        if (!better || step > 1) {
+            step /= 2;
+        }
+    }
+}
+
+/* The best plan of a space, and its score; HUGE_VAL: none fits. */
+static double search_bounds(struct sl_search *s, const struct bounds *b, struct sl_choice *out)
+{
+    int32_t kv[MAX_KV_CANDIDATES + 1];
+    const int32_t n = kv_candidates(s, b, kv);
+    double best = HUGE_VAL;
+    for (int32_t i = 0; i < n; i++) {
+        try_kv_layers(s, b, kv[i], &best, out);
+    }
+    if (n > 1) {
+        refine_kv_layers(s, b, (kv[0] + MAX_KV_CANDIDATES - 1) / MAX_KV_CANDIDATES, &best, out);
+    }
+    return best;
+}
+
 enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
                                  struct sluice_error *err)
 {
     const enum sl_strategy strategy = s->options.strategy;
     const struct bounds b = strategy_bounds(strategy);
-    int32_t kv[MAX_KV_CANDIDATES + 1];
-    const int32_t n = kv_candidates(s, &b, kv);
-    double best = HUGE_VAL;
-    struct sl_choice choice;
-    for (int32_t i = 0; i < n; i++) {
-        const double value = plan_tiers(s, &b, kv[i], &choice);
-        if (value < best) {
-            best = value;
-            *out = choice;
+    double best = search_bounds(s, &b, out);
+    if (strategy == SL_STRATEGY_AUTO) {
+        /* The way to the best number of KV layers is local: make sure that it ends no worse than
+         * that of a narrower space. */
+        for (int32_t i = SL_STRATEGY_RESIDENT; i < SL_N_STRATEGIES; i++) {
+            const struct bounds narrow = strategy_bounds((enum sl_strategy)i);
+            struct sl_choice choice;
+            const double value = search_bounds(s, &narrow, &choice);
+            if (value < best) {
+                best = value;
+                *out = choice;
+            }
         }
     }
     const bool device = s->profile->kind != SL_DEVICE_NONE && strategy != SL_STRATEGY_HOST;
@@ -630,22 +698,32 @@ double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *
                           const uint8_t *placement)
 {
     const struct sl_profile *const p = s->profile;
+    const bool device = p->kind != SL_DEVICE_NONE && c->uses_device;
+    const double link = p->h2d_bytes_per_s[SL_N_COPY_SIZES - 1];
     double outside = 0, inside = 0, compute_ns = 0;
+    /* The most GPU and link time that a nanosecond of the CPU can save. */
+    double saves_gpu = 0, saves_link = 0;
     for (int32_t i = 0; i < s->n_shards; i++) {
+        const struct sl_shard_cost *const cost = &s->cost[c->tier][i];
+        const double bytes = (double)s->image_bytes[i];
+        compute_ns += cost->gpu_ns;
         if (placement[i] == SL_PLACE_RESIDENT) {
-            inside += (double)s->image_bytes[i];
-        } else {
-            outside += (double)s->image_bytes[i];
+            inside += bytes;
+            continue;
         }
-        compute_ns += s->cost[c->tier][i].gpu_ns;
+        outside += bytes;
+        if (device && cost->cpu_ns > 0) {
+            saves_gpu = fmax(saves_gpu, cost->gpu_ns / cost->cpu_ns);
+            saves_link = fmax(saves_link, link > 0 ? 1e9 * bytes / link / cost->cpu_ns : 0);
+        }
     }
-    const double dram = p->kind == SL_DEVICE_NONE || !c->uses_device ? p->dram_bytes_per_s
-                                                                     : p->dram_busy_bytes_per_s;
-    if (sl_tier_tokens[c->tier] <= 16 || p->kind == SL_DEVICE_NONE || !c->uses_device) {
+    if (sl_tier_tokens[c->tier] <= 16 || !device) {
+        const double dram =
+            device ? fmax(p->dram_bytes_per_s, p->dram_busy_bytes_per_s) : p->dram_bytes_per_s;
         const double by_dram = dram > 0 ? 1e9 * outside / dram : 0;
         const double by_vram = p->vram_bytes_per_s > 0 ? 1e9 * inside / p->vram_bytes_per_s : 0;
         return fmax(by_dram, by_vram);
     }
-    const double link = p->h2d_bytes_per_s[SL_N_COPY_SIZES - 1];
-    return fmax(compute_ns, link > 0 ? 1e9 * outside / link : 0);
+    return fmax(compute_ns / (1 + saves_gpu),
+                link > 0 ? 1e9 * outside / link / (1 + saves_link) : 0);
 }

@@ -76,7 +76,7 @@ int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers,
 size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers);
 void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t *placement);
 
-/* Lower bound on the pass: design.md, "the limit". */
+/* Lower bound on the pass with these shards outside VRAM: docs/design.md, "The limit". */
 double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *c,
                           const uint8_t *placement);
 

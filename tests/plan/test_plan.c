@@ -1,0 +1,640 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The planner, over models x machines x strategies x budgets: the VRAM map holds everything without
+ * overlap and inside the budget, steps are sound, KV has one home; more budget is not predicted to
+ * be slower, no forced strategy beats the search, and a budget that is refused comes with one that
+ * works.
+ */
+#include "test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "plan/plan.h"
+#include "steps_walk.h"
+#include "synth/synth.h"
+
+#define PAGE 256
+#define N_BUDGETS 20
+/* How a plan is judged: an answer of 128 tokens to a prompt of 512 (see search.c). */
+#define SCORE_GENERATED 128.0
+#define SCORE_PROMPT 512.0
+
+/* ---- models: fixtures, and two deep ones made on the spot ---- */
+
+static const char *const fixtures[] = {"llama_tied_mixed", "llama_freqs", "gemma3"};
+#define N_FIXTURES (sizeof fixtures / sizeof fixtures[0])
+static const char *const deep_mixes[] = {"Q8_0", "Q4_K_M"};
+#define N_DEEP (sizeof deep_mixes / sizeof deep_mixes[0])
+#define N_MODELS (N_FIXTURES + N_DEEP)
+
+static struct sl_model *models[N_MODELS];
+static const char *model_names[N_MODELS];
+static char deep_paths[N_DEEP][512];
+
+static int set_up(void **state)
+{
+    (void)state;
+    struct sluice_error err;
+    for (size_t m = 0; m < N_FIXTURES; m++) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/model/%s.gguf", SLUICE_FIXTURES, fixtures[m]);
+        assert_ok(sl_model_open(&models[m], path, 0, &err), err);
+        model_names[m] = fixtures[m];
+    }
+    for (size_t d = 0; d < N_DEEP; d++) {
+        struct sl_synth_options o = {.seed = 1};
+        assert_true(sl_synth_shape_base("llama", &o.shape));
+        assert_true(sl_synth_mix_from_name(deep_mixes[d], &o.mix));
+        o.shape.n_layers = 13;
+        o.shape.n_embd = o.shape.n_ff = 256;
+        snprintf(deep_paths[d], sizeof deep_paths[d], "%s/test_plan_%ld_%zu.gguf",
+                 SLUICE_BINARY_DIR, (long)getpid(), d);
+        assert_ok(sl_synth_write(&o, deep_paths[d], &err), err);
+        assert_ok(sl_model_open(&models[N_FIXTURES + d], deep_paths[d], 0, &err), err);
+        model_names[N_FIXTURES + d] = deep_mixes[d];
+    }
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    for (size_t m = 0; m < N_MODELS; m++) {
+        sl_model_close(&models[m]);
+    }
+    for (size_t d = 0; d < N_DEEP; d++) {
+        unlink(deep_paths[d]);
+    }
+    return 0;
+}
+
+/* ---- machines ---- */
+
+enum machine { MACHINE_TYPICAL, MACHINE_EAGER, MACHINE_SLOW_CPU, MACHINE_SLOW_LINK, N_MACHINES };
+
+/* Fixed costs hide everything else in models this small, so three of four machines have none. */
+static void make_profile(enum machine machine, struct sl_profile *p)
+{
+    sl_profile_typical(p, SL_DEVICE_SIM, 4);
+    if (machine == MACHINE_TYPICAL) {
+        return;
+    }
+    p->hop_ns = p->issue_ns = 0;
+    memset(p->op_ns, 0, sizeof p->op_ns);
+    for (int i = 0; i < SL_N_COPY_SIZES; i++) {
+        p->h2d_bytes_per_s[i] = machine == MACHINE_SLOW_LINK ? 3e9 : 40e9;
+    }
+    for (uint32_t t = 0; machine == MACHINE_SLOW_CPU && t < SL_TYPE_N; t++) {
+        for (int i = 0; i < SL_N_TIERS; i++) {
+            p->linear_ns[SL_UNIT_CPU][t][i] *= 6;
+            p->linear_ns[SL_UNIT_CPU_BUSY][t][i] *= 9;
+        }
+    }
+}
+
+static struct sl_plan_options plan_options(uint64_t budget, enum sl_strategy strategy, int ubatch)
+{
+    return (struct sl_plan_options){.budget_bytes = budget,
+                                    .n_ctx = 300,
+                                    .max_ubatch = ubatch,
+                                    .max_outputs = 3,
+                                    .page_bytes = PAGE,
+                                    .kv_type = SL_TYPE_F16,
+                                    .strategy = strategy};
+}
+
+/* ---- one plan, checked from outside ---- */
+
+static size_t up(size_t n)
+{
+    return (n + 255) & ~(size_t)255;
+}
+
+static size_t kv_bytes(const struct sl_model *model, int32_t n_ctx)
+{
+    const size_t blocks = ((size_t)n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+    return blocks * sl_kv_block_bytes(SL_TYPE_F16, (int32_t)model->hp.n_kv_heads,
+                                      (int32_t)model->hp.head_dim);
+}
+
+static bool kv_on_host(const struct sl_plan *plan, const struct sl_shard *shard)
+{
+    return shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer >= plan->n_kv_layers;
+}
+
+/* The map of a tier from bottom to top. */
+static void check_map(const struct sl_plan *plan, const struct sl_model *model,
+                      const struct sl_tier_plan *tier)
+{
+    const size_t n = (size_t)tier->n_tokens;
+    const int32_t n_out =
+        tier->n_tokens < plan->options.max_outputs ? tier->n_tokens : plan->options.max_outputs;
+    assert_true(plan->consts_offset + model->consts_bytes <= plan->kv_offset);
+    assert_true(plan->kv_layer_bytes >= kv_bytes(model, plan->options.n_ctx));
+    assert_true(plan->kv_offset + (size_t)plan->n_kv_layers * plan->kv_layer_bytes <=
+                plan->resident_base);
+    size_t end = plan->resident_base;
+    for (int32_t i = 0; i < tier->n_resident; i++) {
+        const int32_t shard = plan->resident_order[i];
+        assert_true(plan->resident_offset[shard] >= end);
+        assert_int_equal(plan->resident_offset[shard] % 256, 0);
+        end = plan->resident_offset[shard] + model->shards[shard].bytes;
+    }
+    size_t workspace = 0, scratch = 0;
+    for (int32_t i = 0; i < plan->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        if (tier->placement[i] != SL_PLACE_HOST) {
+            const size_t w = sl_shard_workspace_bytes(model, shard, tier->n_tokens, n_out);
+            const size_t s = sl_shard_scratch_bytes(model, shard, tier->n_tokens, n_out);
+            workspace = w > workspace ? w : workspace;
+            scratch = s > scratch ? s : scratch;
+        }
+    }
+    const bool head = tier->placement[plan->n_shards - 1] != SL_PLACE_HOST;
+    const struct {
+        size_t offset, bytes;
+    } parts[] = {
+        {tier->ring_offset, tier->ring_bytes},
+        {tier->hidden_offset, n * model->hp.n_embd * sizeof(float)},
+        {tier->io_offset, n * 2 * sizeof(int32_t)},
+        {tier->workspace_offset, workspace},
+        {tier->scratch_offset, scratch},
+        {tier->logits_offset, head ? (size_t)n_out * model->hp.n_vocab * sizeof(float) : 0},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        assert_true(parts[i].offset >= end);
+        assert_int_equal(parts[i].offset % 256, 0);
+        end = parts[i].offset + parts[i].bytes;
+    }
+    assert_true(end <= tier->end_offset);
+    assert_true(tier->end_offset <= plan->arena_bytes);
+}
+
+static void check_steps(const struct sl_plan *plan, const struct sl_model *model,
+                        const struct sl_tier_plan *tier, int number)
+{
+    static struct program p;
+    struct walk w;
+    p = (struct program){.name = "tier of plan",
+                         .number = number,
+                         .n_shards = plan->n_shards,
+                         .ring_bytes = tier->ring_bytes,
+                         .n_steps = tier->n_steps};
+    assert_true(plan->n_shards <= MAX_SHARDS);
+    memcpy(p.placement, tier->placement, (size_t)plan->n_shards);
+    memcpy(p.steps, tier->steps, (size_t)tier->n_steps * sizeof *p.steps);
+    for (int32_t i = 0; i < plan->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        /* A streamed layer whose KV is at home on the host brings it along. */
+        p.item_bytes[i] =
+            up(shard->bytes) + (kv_on_host(plan, shard) ? kv_bytes(model, plan->options.n_ctx) : 0);
+    }
+    walk_program(&p, &w);
+}
+
+static void check_tier(const struct sl_plan *plan, const struct sl_model *model,
+                       const struct sl_tier_plan *tier, int number)
+{
+    int32_t n_resident = 0, n_on_device = 0;
+    for (int32_t i = 0; i < plan->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        const enum sl_placement placement = (enum sl_placement)tier->placement[i];
+        n_resident += placement == SL_PLACE_RESIDENT;
+        n_on_device += placement != SL_PLACE_HOST;
+        if (shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer < plan->n_kv_layers) {
+            assert_true(placement != SL_PLACE_HOST);
+        }
+        if (kv_on_host(plan, shard)) {
+            assert_true(placement != SL_PLACE_RESIDENT);
+        }
+    }
+    assert_int_equal(n_resident, tier->n_resident);
+    for (int32_t i = 0; i < tier->n_resident; i++) {
+        assert_int_equal(tier->placement[plan->resident_order[i]], SL_PLACE_RESIDENT);
+    }
+    assert_true(tier->uses_device == (n_on_device > 0));
+    assert_true(tier->predicted.pass_ns > 0 && isfinite(tier->predicted.pass_ns));
+    /* No engine is busy for longer than the pass takes. */
+    const double pass = tier->predicted.pass_ns * (1 + 1e-9);
+    assert_true(tier->predicted.copy_busy_ns <= pass && tier->predicted.gpu_busy_ns <= pass &&
+                tier->predicted.cpu_busy_ns <= pass);
+    /* The limit is one. */
+    if (tier->limit_ns > pass) {
+        fail_msg("tier %d takes %g ns, its limit is %g", tier->n_tokens, tier->predicted.pass_ns,
+                 tier->limit_ns);
+    }
+    if (tier->uses_device) {
+        check_map(plan, model, tier);
+    }
+    check_steps(plan, model, tier, number);
+}
+
+static void check_plan(const struct sl_plan *plan, const struct sl_model *model)
+{
+    struct sluice_error err;
+    assert_ok(sl_plan_check(plan, model, &err), err);
+    assert_true(plan->arena_bytes <= plan->options.budget_bytes);
+    assert_int_equal(plan->n_shards, model->n_shards);
+    assert_true(plan->n_tiers >= 1 && plan->n_tiers <= SL_N_TIERS);
+    for (int32_t t = 0; t < plan->n_tiers; t++) {
+        assert_int_equal(plan->tiers[t].n_tokens, sl_tier_tokens[t]);
+        check_tier(plan, model, &plan->tiers[t], t);
+    }
+    assert_true(plan->n_ubatch >= 1);
+    assert_true(plan->n_ubatch <= plan->tiers[plan->n_tiers - 1].n_tokens);
+    assert_true(plan->options.max_ubatch == 0 || plan->n_ubatch <= plan->options.max_ubatch);
+    for (int32_t n = 1; n <= plan->n_ubatch; n++) {
+        const int32_t t = sl_plan_tier(plan, n);
+        assert_true(plan->tiers[t].n_tokens >= n);
+        assert_true(t == 0 || plan->tiers[t - 1].n_tokens < n);
+    }
+}
+
+/* What the planner minimizes. */
+static double score_of(const struct sl_plan *plan)
+{
+    double best = HUGE_VAL;
+    for (int32_t t = 0; t < plan->n_tiers; t++) {
+        best = fmin(best, plan->tiers[t].predicted.pass_ns / plan->tiers[t].n_tokens);
+    }
+    return SCORE_GENERATED * plan->tiers[0].predicted.pass_ns + SCORE_PROMPT * best;
+}
+
+/* Make a plan and check it. False when it does not fit; then *needed says what would. */
+static bool make_plan(const struct sl_model *model, const struct sl_profile *profile,
+                      const struct sl_plan_options *options, double *score, uint64_t *needed)
+{
+    struct sluice_error err;
+    struct sl_plan *plan = NULL;
+    const enum sluice_status status = sl_plan_create(&plan, model, profile, options, &err);
+    if (status == SLUICE_STATUS_BUDGET) {
+        assert_null(plan);
+        assert_true(err.needed > options->budget_bytes);
+        assert_true(err.allowed == options->budget_bytes);
+        assert_mentions(err, sl_strategy_name(options->strategy));
+        *needed = err.needed;
+        return false;
+    }
+    assert_ok(status, err);
+    check_plan(plan, model);
+    *score = score_of(plan);
+    *needed = plan->smallest_budget_bytes;
+    sl_plan_destroy(&plan);
+    assert_null(plan);
+    return true;
+}
+
+static uint64_t whole_budget(const struct sl_model *model, const struct sl_profile *profile,
+                             int ubatch)
+{
+    struct sluice_error err;
+    struct sl_plan *plan = NULL;
+    const struct sl_plan_options o = plan_options(UINT64_C(1) << 40, SL_STRATEGY_RESIDENT, ubatch);
+    assert_ok(sl_plan_create(&plan, model, profile, &o, &err), err);
+    const uint64_t bytes = (plan->arena_bytes + PAGE - 1) / PAGE * PAGE;
+    sl_plan_destroy(&plan);
+    return bytes;
+}
+
+/* ---- tests ---- */
+
+static const int ubatches[] = {0, 4, 64};
+#define N_UBATCHES (sizeof ubatches / sizeof ubatches[0])
+
+/* Every budget works, and more of it is never predicted to be slower by more than 3 %. */
+static void test_budgets(void **state)
+{
+    (void)state;
+    double worst = 1;
+    for (size_t m = 0; m < N_MODELS; m++) {
+        for (int machine = 0; machine < N_MACHINES; machine++) {
+            struct sl_profile profile;
+            make_profile((enum machine)machine, &profile);
+            for (size_t u = 0; u < N_UBATCHES; u++) {
+                const uint64_t whole = whole_budget(models[m], &profile, ubatches[u]);
+                double best = HUGE_VAL;
+                for (uint64_t k = 0; k <= N_BUDGETS + 2; k++) {
+                    double score = 0;
+                    uint64_t needed = 0;
+                    const struct sl_plan_options o =
+                        plan_options(whole * k / N_BUDGETS, SL_STRATEGY_AUTO, ubatches[u]);
+                    assert_true(make_plan(models[m], &profile, &o, &score, &needed));
+                    if (score > 1.03 * best) {
+                        fail_msg("%s, machine %d, micro-batch %d, budget %llu of %llu: %.4g ns, "
+                                 "%.3f times that of a smaller one",
+                                 model_names[m], machine, ubatches[u],
+                                 (unsigned long long)o.budget_bytes, (unsigned long long)whole,
+                                 score, score / best);
+                    }
+                    worst = fmax(worst, score / best);
+                    best = fmin(best, score);
+                }
+            }
+        }
+    }
+    print_message("worst step up: %.2f %%\n", 100 * (worst - 1));
+}
+
+/* Whatever a forced strategy gives, the search gives at least. */
+static void test_strategies(void **state)
+{
+    (void)state;
+    int n_fit[SL_N_STRATEGIES] = {0}, n_refused[SL_N_STRATEGIES] = {0};
+    for (size_t m = 0; m < N_MODELS; m++) {
+        for (int machine = 0; machine < N_MACHINES; machine++) {
+            struct sl_profile profile;
+            make_profile((enum machine)machine, &profile);
+            for (size_t u = 0; u < N_UBATCHES; u++) {
+                const uint64_t whole = whole_budget(models[m], &profile, ubatches[u]);
+                for (uint64_t k = 1; k <= 8; k++) {
+                    double best = 0, score = 0;
+                    uint64_t needed = 0;
+                    struct sl_plan_options o =
+                        plan_options(whole * k / 8, SL_STRATEGY_AUTO, ubatches[u]);
+                    assert_true(make_plan(models[m], &profile, &o, &best, &needed));
+                    for (int s = SL_STRATEGY_HOST; s < SL_N_STRATEGIES; s++) {
+                        o.strategy = (enum sl_strategy)s;
+                        if (!make_plan(models[m], &profile, &o, &score, &needed)) {
+                            n_refused[s]++;
+                            continue;
+                        }
+                        n_fit[s]++;
+                        if (best > score * (1 + 1e-9)) {
+                            fail_msg("%s, machine %d, micro-batch %d, budget %llu of %llu: %s is "
+                                     "%.3f times as fast as auto",
+                                     model_names[m], machine, ubatches[u],
+                                     (unsigned long long)o.budget_bytes, (unsigned long long)whole,
+                                     sl_strategy_name((enum sl_strategy)s), best / score);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for (int s = SL_STRATEGY_HOST; s < SL_N_STRATEGIES; s++) {
+        print_message("%s: %d fit, %d refused\n", sl_strategy_name((enum sl_strategy)s), n_fit[s],
+                      n_refused[s]);
+        assert_true(n_fit[s] > 0);
+        assert_true(s == SL_STRATEGY_HOST || n_refused[s] > 0);
+    }
+}
+
+/* A refusal names a budget that works and that is the smallest, at any size of page; a budget below
+ * one page is refused like any other. */
+static void test_smallest_budget(void **state)
+{
+    (void)state;
+    static const size_t pages[] = {PAGE, 4096, 1 << 16};
+    for (size_t m = 0; m < N_MODELS; m++) {
+        struct sl_profile profile;
+        make_profile(MACHINE_EAGER, &profile);
+        for (size_t g = 0; g < sizeof pages / sizeof pages[0]; g++) {
+            for (int s = SL_STRATEGY_RESIDENT; s < SL_N_STRATEGIES; s++) {
+                uint64_t needed = 0, again = 0;
+                double score = 0;
+                struct sl_plan_options o = plan_options(1, (enum sl_strategy)s, 16);
+                o.page_bytes = pages[g];
+                assert_false(make_plan(models[m], &profile, &o, &score, &needed));
+                assert_int_equal(needed % pages[g], 0);
+                o.budget_bytes = needed - 1;
+                assert_false(make_plan(models[m], &profile, &o, &score, &again));
+                assert_int_equal(again, needed);
+                o.budget_bytes = needed;
+                assert_true(make_plan(models[m], &profile, &o, &score, &again));
+                assert_int_equal(again, needed);
+            }
+        }
+    }
+}
+
+/* With `auto` the smallest budget is where the GPU comes into use, if it is of use. */
+static void test_smallest_auto(void **state)
+{
+    (void)state;
+    struct sluice_error err;
+    for (size_t m = 0; m < N_MODELS; m++) {
+        struct sl_profile profile;
+        make_profile(MACHINE_SLOW_CPU, &profile);
+        struct sl_plan *plan = NULL;
+        struct sl_plan_options o = plan_options(0, SL_STRATEGY_AUTO, 4);
+        assert_ok(sl_plan_create(&plan, models[m], &profile, &o, &err), err);
+        assert_int_equal(plan->arena_bytes, 0);
+        const uint64_t smallest = plan->smallest_budget_bytes;
+        assert_true(smallest > 0);
+        sl_plan_destroy(&plan);
+        for (int more = 0; more < 2; more++) {
+            o.budget_bytes = more ? smallest : smallest - 1;
+            assert_ok(sl_plan_create(&plan, models[m], &profile, &o, &err), err);
+            check_plan(plan, models[m]);
+            if (!more) {
+                assert_int_equal(plan->arena_bytes, 0);
+                assert_false(plan->tiers[0].uses_device);
+            }
+            assert_int_equal(plan->smallest_budget_bytes, smallest);
+            sl_plan_destroy(&plan);
+        }
+    }
+}
+
+/* What each published strategy is: read off its placements. */
+static void test_shapes(void **state)
+{
+    (void)state;
+    struct sluice_error err;
+    struct sl_profile profile;
+    make_profile(MACHINE_EAGER, &profile);
+    for (size_t m = 0; m < N_MODELS; m++) {
+        const struct sl_model *const model = models[m];
+        const uint64_t whole = whole_budget(model, &profile, 4);
+        for (int s = SL_STRATEGY_HOST; s < SL_N_STRATEGIES; s++) {
+            struct sl_plan *plan = NULL;
+            const struct sl_plan_options o = plan_options(whole, (enum sl_strategy)s, 4);
+            assert_ok(sl_plan_create(&plan, model, &profile, &o, &err), err);
+            check_plan(plan, model);
+            const struct sl_tier_plan *const tier = &plan->tiers[0];
+            int n[3] = {0}, n_ffn[3] = {0};
+            for (int32_t i = 0; i < plan->n_shards; i++) {
+                n[tier->placement[i]]++;
+                n_ffn[tier->placement[i]] += model->shards[i].kind == SL_SHARD_FFN;
+            }
+            const int head = tier->placement[plan->n_shards - 1];
+            switch ((enum sl_strategy)s) {
+            case SL_STRATEGY_HOST:
+                assert_int_equal(n[SL_PLACE_HOST], plan->n_shards);
+                assert_int_equal(plan->arena_bytes, 0);
+                break;
+            case SL_STRATEGY_RESIDENT:
+                assert_int_equal(n[SL_PLACE_RESIDENT], plan->n_shards);
+                assert_int_equal(plan->n_kv_layers, model->hp.n_layers);
+                break;
+            case SL_STRATEGY_RESIDENT_BUT_HEAD:
+                assert_int_equal(n[SL_PLACE_RESIDENT], plan->n_shards - 1);
+                assert_int_equal(head, SL_PLACE_HOST);
+                break;
+            case SL_STRATEGY_FFN_HOST:
+                assert_int_equal(n_ffn[SL_PLACE_STREAMED], 0);
+                break;
+            case SL_STRATEGY_FFN_STREAMED:
+                assert_int_equal(n[SL_PLACE_HOST], 0);
+                break;
+            case SL_STRATEGY_STREAMED:
+            default:
+                assert_int_equal(n[SL_PLACE_STREAMED], plan->n_shards);
+                break;
+            }
+            sl_plan_destroy(&plan);
+        }
+    }
+}
+
+/* No budget or no GPU: the plan for the CPU alone, whatever the machine. */
+static void test_cpu_only(void **state)
+{
+    (void)state;
+    struct sluice_error err;
+    for (size_t m = 0; m < N_MODELS; m++) {
+        for (int none = 0; none < 2; none++) {
+            struct sl_profile profile;
+            struct sl_plan *plan = NULL;
+            make_profile(MACHINE_TYPICAL, &profile);
+            if (none) {
+                sl_profile_typical(&profile, SL_DEVICE_NONE, 2);
+            }
+            const struct sl_plan_options o = plan_options(none ? 1 << 20 : 0, SL_STRATEGY_AUTO, 0);
+            assert_ok(sl_plan_create(&plan, models[m], &profile, &o, &err), err);
+            check_plan(plan, models[m]);
+            assert_int_equal(plan->arena_bytes, 0);
+            for (int32_t t = 0; t < plan->n_tiers; t++) {
+                assert_false(plan->tiers[t].uses_device);
+                assert_true(plan->tiers[t].predicted.gpu_busy_ns == 0);
+            }
+            sl_plan_destroy(&plan);
+        }
+    }
+}
+
+/* Predictions of whole prompts: longer ones take longer, and a full pass takes what its tier says.
+ */
+static void test_predictions(void **state)
+{
+    (void)state;
+    struct sluice_error err;
+    for (int machine = 0; machine < N_MACHINES; machine++) {
+        struct sl_profile profile;
+        struct sl_plan *plan = NULL;
+        const struct sl_model *const model = models[N_MODELS - 1];
+        make_profile((enum machine)machine, &profile);
+        const struct sl_plan_options o =
+            plan_options(whole_budget(model, &profile, 64) / 2, SL_STRATEGY_AUTO, 64);
+        assert_ok(sl_plan_create(&plan, model, &profile, &o, &err), err);
+        const struct sl_tier_plan *const last = &plan->tiers[plan->n_tiers - 1];
+        assert_int_equal(plan->n_ubatch, 64);
+        assert_true(sl_plan_ttft_ns(plan, 0) == 0);
+        assert_true(fabs(sl_plan_ttft_ns(plan, 192) / (3 * last->predicted.pass_ns) - 1) < 1e-12);
+        assert_true(fabs(sl_plan_tps(plan) * plan->tiers[0].predicted.pass_ns - 1e9) < 1);
+        for (int32_t n = 64; n < 640; n += 64) {
+            assert_true(sl_plan_ttft_ns(plan, n) < sl_plan_ttft_ns(plan, n + 64));
+        }
+        sl_plan_destroy(&plan);
+    }
+}
+
+/* Deeper caches cost more; a plan made for a long context is one for a small budget too. */
+static void test_depth(void **state)
+{
+    (void)state;
+    struct sluice_error err;
+    struct sl_profile profile;
+    make_profile(MACHINE_EAGER, &profile);
+    const struct sl_model *const model = models[N_MODELS - 1];
+    struct sl_plan_options o = plan_options(1 << 20, SL_STRATEGY_AUTO, 4);
+    o.n_ctx = 1 << 16;
+    double last = 0;
+    for (o.depth = 1; o.depth <= o.n_ctx; o.depth *= 4) {
+        struct sl_plan *plan = NULL;
+        assert_ok(sl_plan_create(&plan, model, &profile, &o, &err), err);
+        check_plan(plan, model);
+        assert_int_equal(plan->depth, o.depth);
+        assert_true(score_of(plan) >= last);
+        last = score_of(plan);
+        sl_plan_destroy(&plan);
+    }
+}
+
+static void test_options(void **state)
+{
+    (void)state;
+    static const struct {
+        struct sl_plan_options change;
+        const char *wanted;
+    } cases[] = {
+        {{.n_ctx = 0, .max_outputs = 1}, "context size 0"},
+        {{.n_ctx = -5, .max_outputs = 1}, "context size -5"},
+        {{.n_ctx = 10, .max_outputs = 0}, "output"},
+        {{.n_ctx = 10, .max_outputs = 1, .max_ubatch = -1}, "micro-batch -1"},
+        {{.n_ctx = 10, .max_outputs = 1, .strategy = SL_N_STRATEGIES}, "strategy"},
+    };
+    struct sl_profile profile;
+    make_profile(MACHINE_TYPICAL, &profile);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct sluice_error err;
+        struct sl_plan *plan = NULL;
+        assert_status(sl_plan_create(&plan, models[0], &profile, &cases[i].change, &err),
+                      INVALID_ARGUMENT);
+        assert_null(plan);
+        assert_mentions(err, cases[i].wanted);
+    }
+    for (int s = 0; s < SL_N_STRATEGIES; s++) {
+        enum sl_strategy found = SL_N_STRATEGIES;
+        assert_true(sl_strategy_from_name(sl_strategy_name((enum sl_strategy)s), &found));
+        assert_int_equal(found, s);
+    }
+    enum sl_strategy unused;
+    assert_false(sl_strategy_from_name("fastest", &unused));
+}
+
+/* The n-th allocation fails: an error, and nothing is lost. */
+static void test_memory(void **state)
+{
+    (void)state;
+    struct sl_profile profile;
+    make_profile(MACHINE_EAGER, &profile);
+    const struct sl_model *const model = models[N_MODELS - 1];
+    const struct sl_plan_options o =
+        plan_options(whole_budget(model, &profile, 16) / 2, SL_STRATEGY_AUTO, 16);
+    int n_failed = 0;
+    for (int64_t n = 0;; n++) {
+        struct sluice_error err;
+        struct sl_plan *plan = NULL;
+        const size_t blocks = sl_mem_n_blocks();
+        sl_mem_fail_after(n, false);
+        const enum sluice_status status = sl_plan_create(&plan, model, &profile, &o, &err);
+        const bool fired = sl_mem_fault_fired();
+        sl_mem_fail_after(-1, false);
+        if (!fired) {
+            assert_ok(status, err);
+            sl_plan_destroy(&plan);
+            break;
+        }
+        assert_string_equal(sluice_status_name(status), "OUT_OF_MEMORY");
+        assert_null(plan);
+        assert_int_equal(sl_mem_n_blocks(), blocks);
+        n_failed++;
+    }
+    assert_true(n_failed > 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_budgets),         cmocka_unit_test(test_strategies),
+        cmocka_unit_test(test_smallest_budget), cmocka_unit_test(test_smallest_auto),
+        cmocka_unit_test(test_shapes),          cmocka_unit_test(test_cpu_only),
+        cmocka_unit_test(test_predictions),     cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_options),         cmocka_unit_test(test_memory),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
