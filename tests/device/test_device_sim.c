@@ -245,7 +245,7 @@ static void test_memory_limit(void **state)
     free_bench(&b);
 }
 
-/* Simulated bandwidth: two streams share one link. A lower bound only, so it cannot be flaky. */
+/* Simulated bandwidth. A lower bound only: other work can make it longer, nothing shorter. */
 static void test_bandwidth(void **state)
 {
     (void)state;
@@ -261,13 +261,14 @@ static void test_bandwidth(void **state)
     assert_ok(b.vt->event_create(b.dev, true, &end, &err), err);
     assert_ok(b.vt->event_record(b.dev, begin, other, &err), err);
     assert_ok(b.vt->stream_wait(b.dev, b.stream, begin, &err), err);
-    assert_ok(b.vt->copy_to_device(b.dev, b.stream, b.mem, b.host, b.bytes, &err), err);
-    assert_ok(b.vt->copy_to_device(b.dev, other, b.mem, b.host, 1, &err), err);
+    const size_t most = b.bytes - 256;
+    assert_ok(b.vt->copy_to_device(b.dev, b.stream, b.mem, b.host, most, &err), err);
+    assert_ok(b.vt->copy_to_device(b.dev, other, b.mem + most, b.host, 256, &err), err);
     assert_ok(b.vt->event_record(b.dev, end, b.stream, &err), err);
     assert_ok(b.vt->stream_sync(b.dev, b.stream, &err), err);
     assert_ok(b.vt->stream_sync(b.dev, other, &err), err);
     assert_ok(b.vt->event_elapsed(b.dev, begin, end, &ns, &err), err);
-    assert_true(ns >= 10485760);
+    assert_true(ns >= most * 10); /* 100 MB/s are 10 ns a byte */
     b.vt->host_unregister(b.dev, b.host);
     b.vt->event_destroy(b.dev, begin);
     b.vt->event_destroy(b.dev, end);
