@@ -65,7 +65,7 @@ enum sl_linear_panel_kind {
     SL_LINEAR_BFLOATS, /* bfloats, 2 columns a lane; activations rounded to bfloats */
 };
 #define SL_LINEAR_MAX_PANEL_ROWS 32
-#define SL_LINEAR_BYTES_COLS 512 /* columns of a panel */
+#define SL_LINEAR_BYTES_COLS 768 /* most columns of a panel; whole super-blocks */
 #define SL_LINEAR_FLOATS_STEPS 128
 /* Not a power of two, or the rows of a tile would share their cache sets. */
 #define SL_LINEAR_FLOATS_STRIDE (SL_LINEAR_FLOATS_STEPS + 16)
@@ -104,7 +104,7 @@ struct sl_linear_panel_type {
     enum sl_linear_panel_kind kind;
     struct sl_linear_correction correction; /* of bytes */
     /* Unpack n_rows <= panel_rows rows (the others become zero) from column 0 of `w` on. n_cols is
-     * a multiple of the block and, but for the last panel of a row, SL_LINEAR_BYTES_COLS. */
+     * at most SL_LINEAR_BYTES_COLS, a multiple of 256 but at the end of a row. */
     void (*build_bytes)(const uint8_t *w, size_t row_bytes, int n_rows, int n_cols,
                         struct sl_linear_panel *panel);
     sl_linear_tile_fn *tile_bytes; /* panel: struct sl_linear_panel, x: struct sl_linear_tile */

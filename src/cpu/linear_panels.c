@@ -170,21 +170,22 @@ static void pack_x(const struct sl_linear_call *c, const struct sl_linear_packed
     }
 }
 
-/* Fetch part of what the panel of the next columns (or rows) needs. */
+/* Fetching what the next panel needs, a few lines at a time. */
 struct fetch {
-    const char *at;
-    size_t row_bytes, bytes; /* of each row */
+    const char *at;          /* first row */
+    size_t row_bytes, bytes; /* to the next row; of each row */
     int n_rows;
     int row;
     size_t done; /* bytes of that row */
+    int n_lines; /* at a time */
 };
 
-static void fetch_lines(struct fetch *f, int n_lines)
+static void fetch_some(struct fetch *f)
 {
-    for (int i = 0; i < n_lines && f->row < f->n_rows; i++) {
+    for (int i = 0; i < f->n_lines && f->row < f->n_rows; i++) {
         __builtin_prefetch(f->at + (size_t)f->row * f->row_bytes + f->done, 0, 2);
         f->done += 64;
-        if (f->done >= f->bytes) {
+        if (f->done >= f->bytes + 63) { /* a row may begin anywhere in its first line */
             f->done = 0;
             f->row++;
         }
@@ -222,6 +223,31 @@ static void run_tile(sl_linear_tile_fn *tile, const void *panel, const void *x, 
     }
 }
 
+/* Columns of the byte panels of a row: as equal as whole super-blocks allow. */
+static int panel_cols(int64_t n_cols)
+{
+    const int64_t n = (n_cols + SL_LINEAR_BYTES_COLS - 1) / SL_LINEAR_BYTES_COLS;
+    return (int)(((n_cols + n - 1) / n + 255) / 256 * 256);
+}
+
+/* What follows the panel of these rows at column col: the same rows' next columns, or the next
+ * rows' first, which may lie past the end of the matrix (a fetch never faults). */
+static struct fetch fetch_next(const struct sl_linear_call *c, const struct piece *p, int64_t col,
+                               int n_tiles)
+{
+    const struct sl_matrix *w = &c->op->part[p->part].w;
+    const int step = panel_cols(w->n_cols);
+    const bool same_rows = col + step < w->n_cols;
+    const int64_t next = same_rows ? col + step : 0;
+    const int64_t n_cols = w->n_cols - next < step ? w->n_cols - next : step;
+    struct fetch f = {.row_bytes = sl_type_row_bytes(w->type, w->n_cols),
+                      .bytes = sl_type_row_bytes(w->type, n_cols),
+                      .n_rows = p->n};
+    f.at = weights_at(c, p, next) + (same_rows ? 0 : (size_t)p->n * f.row_bytes);
+    f.n_lines = (int)(f.bytes / 64 + 2) * f.n_rows / n_tiles + 1;
+    return f;
+}
+
 /* Up to panel_rows rows by byte panels. */
 static void bytes_rows(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                        const struct piece *p)
@@ -233,23 +259,16 @@ static void bytes_rows(const struct sl_linear_call *c, const struct sl_linear_pa
     const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
     const int correction = find_correction(x, type->correction);
     const int n_tiles = (p->end_token - p->token + k->bytes_tokens - 1) / k->bytes_tokens;
+    const int step = panel_cols(x->n_cols);
     float *y = c->op->part[p->part].y + p->first;
-    for (int64_t col = 0; col < x->n_cols; col += SL_LINEAR_BYTES_COLS) {
-        const int64_t next = col + SL_LINEAR_BYTES_COLS;
-        const int n_cols = (int)(x->n_cols < next ? x->n_cols - col : SL_LINEAR_BYTES_COLS);
+    for (int64_t col = 0; col < x->n_cols; col += step) {
+        const int n_cols = (int)(x->n_cols - col < step ? x->n_cols - col : step);
         type->build_bytes((const uint8_t *)weights_at(c, p, col), row_bytes, p->n, n_cols, panel);
-        struct fetch fetch = {.row_bytes = row_bytes,
-                              .bytes = sl_type_row_bytes(w->type, n_cols),
-                              .n_rows = p->n,
-                              .at = weights_at(c, p, next < x->n_cols ? next : 0)};
-        if (next >= x->n_cols) {
-            fetch.at += (size_t)p->n * row_bytes; /* may lie past the end: fetches never fault */
-        }
-        const int lines = (int)((fetch.bytes + 63) / 64) * p->n / n_tiles + 1;
+        struct fetch fetch = fetch_next(c, p, col, n_tiles);
         for (int t = p->token; t < p->end_token; t += k->bytes_tokens) {
             const int n = min_int(k->bytes_tokens, p->end_token - t);
             const struct sl_linear_tile tile = tile_at(x, correction, t, n, col);
-            fetch_lines(&fetch, lines);
+            fetch_some(&fetch);
             run_tile(type->tile_bytes, panel, &tile, n, n_cols, y + t * w->n_rows, w->n_rows, p->n,
                      k->panel_rows);
         }

@@ -7,9 +7,7 @@
 #define SL_CPU_X86_LINEAR_PACK_V256_H
 
 #include <immintrin.h>
-#include <string.h>
-
-#include "cpu/linear_packed.h"
+#include <stdint.h>
 
 static inline float max_of(__m256 a)
 {
@@ -18,7 +16,9 @@ static inline float max_of(__m256 a)
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
-static inline struct packed pack_32(const float *x)
+/* Round 32 floats to bytes, the first 16 to lo and the others to hi; their sums. Returns the scale,
+ * the largest magnitude / 127. */
+static inline float pack_32(const float *x, int8_t *lo, int8_t *hi, int32_t sums[2])
 {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     __m256 v[4];
@@ -28,7 +28,6 @@ static inline struct packed pack_32(const float *x)
     const float largest = max_of(
         _mm256_max_ps(_mm256_max_ps(_mm256_andnot_ps(sign, v[0]), _mm256_andnot_ps(sign, v[1])),
                       _mm256_max_ps(_mm256_andnot_ps(sign, v[2]), _mm256_andnot_ps(sign, v[3]))));
-    struct packed p = {.d = largest / 127.0f};
     /* So small that the inverse would overflow: zeros. */
     const __m256 inverse = _mm256_set1_ps(largest > 1e-35f ? 127.0f / largest : 0.0f);
     __m256i n[4];
@@ -39,14 +38,16 @@ static inline struct packed pack_32(const float *x)
     const __m256i bytes =
         _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
     const __m256i q = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    memcpy(p.q, &q, sizeof(p.q));
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
-    __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    sums = _mm256_hadd_epi32(sums, sums);
-    sums = _mm256_hadd_epi32(sums, sums);
-    p.sum[0] = _mm256_extract_epi32(sums, 0);
-    p.sum[1] = _mm256_extract_epi32(sums, 4);
-    return p;
+    _mm_storeu_si128((void *)lo, _mm256_castsi256_si128(q));
+    _mm_storeu_si128((void *)hi, _mm256_extracti128_si256(q, 1));
+    /* Sums of 8 unsigned bytes each; pairs of them, less what made the bytes unsigned. */
+    const __m256i eights =
+        _mm256_sad_epu8(_mm256_xor_si256(q, _mm256_set1_epi8((char)128)), _mm256_setzero_si256());
+    const __m256i both = _mm256_sub_epi32(
+        _mm256_add_epi32(eights, _mm256_shuffle_epi32(eights, 0xee)), _mm256_set1_epi32(16 * 128));
+    sums[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(both));
+    sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(both, 1));
+    return largest * (1.0f / 127.0f);
 }
 
 #endif
