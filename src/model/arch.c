@@ -9,9 +9,15 @@
 #include "model/model.h"
 
 /* Everything that lists architectures comes from here. */
-#define ARCHS(X) X(llama) X(qwen2) X(qwen3) X(gemma3)
+#define ARCHS(X)                                                                                   \
+    X(llama, "llama")                                                                              \
+    X(qwen2, "qwen2")                                                                              \
+    X(qwen3, "qwen3")                                                                              \
+    X(qwen3moe, "qwen3moe")                                                                        \
+    X(gemma3, "gemma3")                                                                            \
+    X(gpt_oss, "gpt-oss")
 
-#define AS_ROW(name) &sl_arch_##name,
+#define AS_ROW(name, text) &sl_arch_##name,
 static const struct sl_arch *const archs[] = {ARCHS(AS_ROW)};
 
 const struct sl_arch *sl_arch_find(const char *name, size_t length)
@@ -26,7 +32,7 @@ const struct sl_arch *sl_arch_find(const char *name, size_t length)
 
 const char *sl_model_known_archs(void)
 {
-#define AS_TEXT(name) ", " #name
-    static const char text[] = ARCHS(AS_TEXT);
-    return text + 2;
+#define AS_TEXT(name, text) ", " text
+    static const char names[] = ARCHS(AS_TEXT);
+    return names + 2;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * llama: Llama 1 to 3, Mistral, Minitron, SmolLM2 and the many models that share their shape. Some
- * carry biases; Llama 3.1 and later carry rope_freqs.weight (see rope_table.c).
+ * carry biases; Llama 3.1 and later carry rope_freqs.weight (see rope_table.c). With experts:
+ * Mixtral.
  */
 #include "model/arch.h"
 
@@ -13,4 +14,7 @@ const struct sl_arch sl_arch_llama = {
                 SL_V_BIT(SL_V_DOWN_BIAS),
     .rope_neox = false,
     .activation = SL_ACT_SILU,
+    .mixture = SL_MIXTURE_MAYBE,
+    .gating = SL_GATING_SOFTMAX,
+    .normalize_weights = true,
 };

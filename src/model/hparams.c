@@ -109,12 +109,19 @@ static enum sluice_status refuse_features(const struct sl_model *model, struct s
         {"logit_scale", 1.0F},
         {"residual_scale", 1.0F},
         {"embedding_scale", 1.0F},
+        {"expert_weights_scale", 1.0F},
     };
-    uint32_t n_experts = 0;
-    SL_TRY(sl_key_u32(model, "expert_count", &n_experts, err));
-    SL_CHECK(n_experts == 0, UNSUPPORTED, err,
-             "mixture-of-experts models are not supported yet ('%s.expert_count' is %" PRIu32 ")",
-             model->arch->name, n_experts);
+    /* Counts of things that some mixtures have. */
+    static const char *const counts[] = {
+        "expert_shared_count",       "expert_group_count",        "expert_group_used_count",
+        "leading_dense_block_count", "interleave_moe_layer_step", "moe_every_n_layers",
+    };
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        uint32_t value = 0;
+        SL_TRY(sl_key_u32(model, counts[i], &value, err));
+        SL_CHECK(value == 0, UNSUPPORTED, err, "'%s.%s' is %" PRIu32 "; this is not supported",
+                 model->arch->name, counts[i], value);
+    }
     for (size_t i = 0; i < sizeof features / sizeof features[0]; i++) {
         float value = features[i].off;
         SL_TRY(sl_key_f32(model, features[i].key, &value, err));
@@ -240,6 +247,33 @@ static enum sluice_status load_scales(struct sl_model *model, struct sluice_erro
     return SLUICE_STATUS_OK;
 }
 
+/* A mixture's numbers, and n_ff. Files give the width of an expert where it is not that of the
+ * dense feed-forward. */
+static enum sluice_status load_experts(struct sl_model *model, struct sluice_error *err)
+{
+    struct sl_hparams *hp = &model->hp;
+    const struct sl_arch *arch = model->arch;
+    SL_TRY(sl_key_u32(model, "expert_count", &hp->n_experts, err));
+    SL_CHECK(hp->n_experts == 0 || arch->mixture != SL_MIXTURE_NO, UNSUPPORTED, err,
+             "'%s.expert_count' is %" PRIu32 "; mixtures of experts of this architecture are not "
+             "supported",
+             arch->name, hp->n_experts);
+    SL_CHECK(hp->n_experts > 0 || arch->mixture != SL_MIXTURE_YES, FORMAT, err,
+             "'%s.expert_count' is missing or 0; must be 1 to %d", arch->name, SL_MAX_EXPERTS);
+    if (hp->n_experts == 0) {
+        return read_count(model, "feed_forward_length", SL_MAX_WIDTH, 0, &hp->n_ff, err);
+    }
+    SL_CHECK(hp->n_experts <= SL_MAX_EXPERTS, FORMAT, err,
+             "'%s.expert_count' is %" PRIu32 "; must be 1 to %d", arch->name, hp->n_experts,
+             SL_MAX_EXPERTS);
+    const uint32_t most = hp->n_experts < SL_MAX_EXPERTS_USED ? hp->n_experts : SL_MAX_EXPERTS_USED;
+    SL_TRY(read_count(model, "expert_used_count", most, 0, &hp->n_experts_used, err));
+    char key[SL_KEY_BYTES];
+    const bool own_width = sl_key_find(model, "expert_feed_forward_length", key) != NULL;
+    return read_count(model, own_width ? "expert_feed_forward_length" : "feed_forward_length",
+                      SL_MAX_WIDTH, 0, &hp->n_ff, err);
+}
+
 enum sluice_status sl_hparams_load(struct sl_model *model, struct sluice_error *err)
 {
     struct sl_hparams *hp = &model->hp;
@@ -247,7 +281,7 @@ enum sluice_status sl_hparams_load(struct sl_model *model, struct sluice_error *
     SL_TRY(refuse_features(model, err));
     SL_TRY(read_count(model, "block_count", SL_MAX_LAYERS, 0, &hp->n_layers, err));
     SL_TRY(read_count(model, "embedding_length", SL_MAX_WIDTH, 0, &hp->n_embd, err));
-    SL_TRY(read_count(model, "feed_forward_length", SL_MAX_WIDTH, 0, &hp->n_ff, err));
+    SL_TRY(load_experts(model, err));
     SL_TRY(read_count(model, "context_length", INT32_MAX, 0, &hp->n_ctx_train, err));
     SL_TRY(load_head_shape(model, err));
     SL_TRY(load_window(model, err));

@@ -4,6 +4,7 @@
  * shard. Architectures are data (model/arch.h, one row each); nothing here knows devices or plans.
  *
  *   layer i:  shard ATTENTION (norm, q/k/v/o, q/k norms, KV) -> shard FFN (norm, gate/up/down)
+ *             or, in a mixture, FFN (norm, router, gate/up/down of all experts)
  *   last:     shard HEAD (output norm, output matrix)
  *
  * The token embedding is no shard: it stays in system memory and is read row by row.
@@ -20,6 +21,15 @@ enum sl_shard_kind { SL_SHARD_ATTENTION, SL_SHARD_FFN, SL_SHARD_HEAD };
 /* Roles of a shard's matrices: index into sl_shard.weights and sl_shard_bind.weights. */
 enum { SL_W_Q, SL_W_K, SL_W_V, SL_W_O, SL_N_ATTENTION_WEIGHTS };
 enum { SL_W_GATE, SL_W_UP, SL_W_DOWN, SL_N_FFN_WEIGHTS };
+/* A mixture's FFN: the same three hold all experts, one after the other; and these. Biases (F32,
+ * a row an expert) are there in all of gate, up and down or in none; then n_weights is less. */
+enum {
+    SL_W_ROUTER = SL_N_FFN_WEIGHTS,
+    SL_W_GATE_BIAS,
+    SL_W_UP_BIAS,
+    SL_W_DOWN_BIAS,
+    SL_N_MIXTURE_WEIGHTS
+};
 enum { SL_W_OUTPUT, SL_N_HEAD_WEIGHTS };
 #define SL_SHARD_MAX_WEIGHTS 8
 
@@ -29,10 +39,12 @@ struct sl_hparams {
     uint32_t n_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t n_ff;
+    uint32_t n_ff; /* of a dense feed-forward, or of one expert */
     uint32_t n_vocab;
     uint32_t n_ctx_train;
     uint32_t n_rot;
+    uint32_t n_experts; /* 0: dense */
+    uint32_t n_experts_used;
     float norm_eps;
     uint32_t window; /* sliding window of the layers that have one; 0: none */
     /* Every window_period-th layer attends to everything (gemma3: 6); 0: all do. */
@@ -45,7 +57,7 @@ struct sl_hparams {
 
 struct sl_weight {
     const char *name;   /* as in the file; NULL: this shard has no such matrix */
-    struct sl_matrix m; /* data points into the file mapping */
+    struct sl_matrix m; /* data points into the file mapping; the rows of all experts */
     size_t bytes;
     size_t offset; /* of this matrix inside the shard's packed image (256-byte aligned) */
 };

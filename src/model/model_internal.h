@@ -30,7 +30,7 @@ struct sl_model_layout {
     size_t (*layer)[SL_N_LAYER_VECTORS]; /* [n_layers] */
     size_t output_norm;
     size_t output_bias;
-    size_t rope_freq[SL_N_ROPE_KINDS]; /* [n_rot / 2]; LOCAL only with windows */
+    size_t rope_freq[SL_N_ROPE_KINDS]; /* [n_rot / 2]; LOCAL only where windows have one */
     float rope_magnitude[SL_N_ROPE_KINDS];
 };
 
@@ -59,7 +59,7 @@ enum sluice_status sl_vector_read(const struct sl_gguf_tensor *tensor, size_t n,
                                   struct sluice_error *err);
 
 /* Rope tables of the model: [n_rot / 2] floats each, and the magnitudes in the layout. `local` may
- * be NULL when no layer has a window. */
+ * be NULL when no layer has its own. */
 enum sluice_status sl_rope_tables_build(struct sl_model *model, uint32_t n_ctx,
                                         struct sl_tensor_uses *uses, float *global, float *local,
                                         struct sluice_error *err);

@@ -13,11 +13,13 @@
 
 #include "model/model_internal.h"
 
-enum dim { DIM_EMBD, DIM_Q, DIM_KV, DIM_FF, DIM_HEAD, DIM_VOCAB };
+enum dim { DIM_EMBD, DIM_Q, DIM_KV, DIM_FF, DIM_HEAD, DIM_N_HEADS, DIM_EXPERTS, DIM_VOCAB };
 
 struct matrix_spec {
     const char *name;
     enum dim rows, cols;
+    bool experts; /* one such matrix for each expert: three dimensions */
+    bool bias;    /* vectors, a row each: F32, because operators take them as floats */
 };
 
 /* Indexed by role. */
@@ -32,7 +34,17 @@ static const struct matrix_spec ffn_matrices[SL_N_FFN_WEIGHTS] = {
     [SL_W_UP] = {"ffn_up.weight", DIM_FF, DIM_EMBD},
     [SL_W_DOWN] = {"ffn_down.weight", DIM_EMBD, DIM_FF},
 };
-static const struct matrix_spec output_matrix = {"output.weight", DIM_VOCAB, DIM_EMBD};
+static const struct matrix_spec mixture_matrices[SL_N_MIXTURE_WEIGHTS] = {
+    [SL_W_GATE] = {"ffn_gate_exps.weight", DIM_FF, DIM_EMBD, .experts = true},
+    [SL_W_UP] = {"ffn_up_exps.weight", DIM_FF, DIM_EMBD, .experts = true},
+    [SL_W_DOWN] = {"ffn_down_exps.weight", DIM_EMBD, DIM_FF, .experts = true},
+    [SL_W_ROUTER] = {"ffn_gate_inp.weight", DIM_EXPERTS, DIM_EMBD},
+    [SL_W_GATE_BIAS] = {"ffn_gate_exps.bias", DIM_EXPERTS, DIM_FF, .bias = true},
+    [SL_W_UP_BIAS] = {"ffn_up_exps.bias", DIM_EXPERTS, DIM_FF, .bias = true},
+    [SL_W_DOWN_BIAS] = {"ffn_down_exps.bias", DIM_EXPERTS, DIM_EMBD, .bias = true},
+};
+static const struct matrix_spec output_matrix = {
+    .name = "output.weight", .rows = DIM_VOCAB, .cols = DIM_EMBD};
 
 static const struct {
     const char *name;
@@ -43,6 +55,7 @@ static const struct {
     [SL_V_K_BIAS] = {"attn_k.bias", DIM_KV},
     [SL_V_V_BIAS] = {"attn_v.bias", DIM_KV},
     [SL_V_O_BIAS] = {"attn_output.bias", DIM_EMBD},
+    [SL_V_SINKS] = {"attn_sinks.weight", DIM_N_HEADS},
     [SL_V_Q_NORM] = {"attn_q_norm.weight", DIM_HEAD},
     [SL_V_K_NORM] = {"attn_k_norm.weight", DIM_HEAD},
     [SL_V_POST_ATTN_NORM] = {"post_attention_norm.weight", DIM_EMBD},
@@ -50,6 +63,7 @@ static const struct {
     [SL_V_GATE_BIAS] = {"ffn_gate.bias", DIM_FF},
     [SL_V_UP_BIAS] = {"ffn_up.bias", DIM_FF},
     [SL_V_DOWN_BIAS] = {"ffn_down.bias", DIM_EMBD},
+    [SL_V_ROUTER_BIAS] = {"ffn_gate_inp.bias", DIM_EXPERTS},
     [SL_V_POST_FFN_NORM] = {"post_ffw_norm.weight", DIM_EMBD},
     [SL_V_OUTPUT_NORM] = {"output_norm.weight", DIM_EMBD},
     [SL_V_OUTPUT_BIAS] = {"output.bias", DIM_VOCAB},
@@ -78,6 +92,10 @@ static int64_t dim_size(const struct sl_hparams *hp, enum dim dim)
         return hp->n_ff;
     case DIM_HEAD:
         return hp->head_dim;
+    case DIM_N_HEADS:
+        return hp->n_heads;
+    case DIM_EXPERTS:
+        return hp->n_experts;
     case DIM_VOCAB:
         return hp->n_vocab;
     }
@@ -108,13 +126,14 @@ enum sluice_status sl_vector_read(const struct sl_gguf_tensor *t, size_t n, floa
 }
 
 static enum sluice_status check_matrix(const struct sl_gguf_tensor *t, int64_t rows, int64_t cols,
-                                       struct sluice_error *err)
+                                       int64_t n_matrices, struct sluice_error *err)
 {
-    SL_CHECK(t->dims[0] == cols && t->dims[1] == rows && t->dims[2] == 1 && t->dims[3] == 1, FORMAT,
-             err,
+    SL_CHECK(t->dims[0] == cols && t->dims[1] == rows && t->dims[2] == n_matrices &&
+                 t->dims[3] == 1,
+             FORMAT, err,
              "tensor '%s' has shape [%" PRId64 ", %" PRId64 ", %" PRId64 "]; must be [%" PRId64
-             ", %" PRId64 "]",
-             t->name, t->dims[0], t->dims[1], t->dims[2], cols, rows);
+             ", %" PRId64 ", %" PRId64 "]",
+             t->name, t->dims[0], t->dims[1], t->dims[2], cols, rows, n_matrices);
     const struct sl_type_traits *traits = sl_type_traits(t->type);
     SL_CHECK(traits != NULL && traits->computes, UNSUPPORTED, err,
              "tensor '%s' has type %s, which this program cannot compute with", t->name,
@@ -133,14 +152,17 @@ static enum sluice_status load_matrix(struct loader *ld, const char *name,
     SL_CHECK(t != NULL, FORMAT, ld->err, "tensor '%s' is missing", name);
     const int64_t rows = dim_size(hp, spec->rows);
     const int64_t cols = dim_size(hp, spec->cols);
-    SL_TRY(check_matrix(t, rows, cols, ld->err));
+    const int64_t n_matrices = spec->experts ? hp->n_experts : 1;
+    SL_TRY(check_matrix(t, rows, cols, n_matrices, ld->err));
+    SL_CHECK(!spec->bias || t->type == SL_TYPE_F32, UNSUPPORTED, ld->err,
+             "tensor '%s' has type %s; biases of experts must be F32", name, sl_type_name(t->type));
     *out = (struct sl_weight){
         .name = t->name,
-        .m = {.data = t->data, .type = t->type, .n_rows = rows, .n_cols = cols},
+        .m = {.data = t->data, .type = t->type, .n_rows = rows * n_matrices, .n_cols = cols},
         .bytes = t->bytes,
     };
     ld->model->weight_bytes += t->bytes;
-    ld->model->n_params += (uint64_t)rows * (uint64_t)cols;
+    ld->model->n_params += (uint64_t)(rows * n_matrices) * (uint64_t)cols;
     return SLUICE_STATUS_OK;
 }
 
@@ -156,13 +178,29 @@ static enum sluice_status load_layer_matrices(struct loader *ld, struct sl_shard
     return SLUICE_STATUS_OK;
 }
 
+/* Biases are there or not: the loading of a mixture without is told apart by the first of them, and
+ * a file with only some has a tensor that is missing or that nothing uses. */
+static enum sluice_status load_ffn(struct loader *ld, struct sl_shard *shard)
+{
+    if (ld->model->hp.n_experts == 0) {
+        return load_layer_matrices(ld, shard, ffn_matrices, SL_N_FFN_WEIGHTS);
+    }
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "blk.%" PRIu32 ".%s", shard->layer,
+             mixture_matrices[SL_W_GATE_BIAS].name);
+    const bool biased = sl_gguf_find_tensor(ld->model->file, name) != NULL;
+    return load_layer_matrices(ld, shard, mixture_matrices,
+                               biased ? SL_N_MIXTURE_WEIGHTS : SL_W_GATE_BIAS);
+}
+
 /* Models without an output matrix use the embedding. The head shard holds it like a matrix of its
  * own, because it may be resident while the embedding is not. */
 static enum sluice_status load_output(struct loader *ld, struct sl_shard *head)
 {
     struct sl_model *model = ld->model;
     struct sl_weight embedding;
-    static const struct matrix_spec embedding_spec = {"token_embd.weight", DIM_VOCAB, DIM_EMBD};
+    static const struct matrix_spec embedding_spec = {
+        .name = "token_embd.weight", .rows = DIM_VOCAB, .cols = DIM_EMBD};
     SL_TRY(load_matrix(ld, embedding_spec.name, &embedding_spec, &embedding));
     model->embedding = embedding.m;
     head->n_weights = SL_N_HEAD_WEIGHTS;
@@ -188,7 +226,7 @@ static enum sluice_status load_matrices(struct loader *ld)
         ffn->kind = SL_SHARD_FFN;
         attention->layer = ffn->layer = i;
         SL_TRY(load_layer_matrices(ld, attention, attention_matrices, SL_N_ATTENTION_WEIGHTS));
-        SL_TRY(load_layer_matrices(ld, ffn, ffn_matrices, SL_N_FFN_WEIGHTS));
+        SL_TRY(load_ffn(ld, ffn));
     }
     struct sl_shard *head = &model->shards[model->n_shards - 1];
     head->kind = SL_SHARD_HEAD;
@@ -204,10 +242,13 @@ static size_t reserve(struct loader *ld, size_t n_floats)
     return offset;
 }
 
-static void vector_name(char out[NAME_BYTES], uint32_t vector, uint32_t layer)
+static void vector_name(char out[NAME_BYTES], const struct sl_model *model, uint32_t vector,
+                        uint32_t layer)
 {
     if (vector < SL_N_LAYER_VECTORS) {
-        snprintf(out, NAME_BYTES, "blk.%" PRIu32 ".%s", layer, vector_specs[vector].name);
+        const bool renamed = vector == SL_V_FFN_NORM && model->arch->ffn_norm_after_attention;
+        snprintf(out, NAME_BYTES, "blk.%" PRIu32 ".%s", layer,
+                 vector_specs[renamed ? SL_V_POST_ATTN_NORM : vector].name);
     } else {
         snprintf(out, NAME_BYTES, "%s", vector_specs[vector].name);
     }
@@ -224,7 +265,7 @@ static enum sluice_status place_vector(struct loader *ld, uint32_t vector, uint3
         return SLUICE_STATUS_OK;
     }
     char name[NAME_BYTES];
-    vector_name(name, vector, layer);
+    vector_name(name, model, vector, layer);
     const struct sl_gguf_tensor *t = sl_tensor_uses_find(&ld->uses, model, name);
     SL_CHECK(t != NULL || (arch->required & SL_V_BIT(vector)) == 0, FORMAT, ld->err,
              "tensor '%s' is missing", name);
@@ -243,8 +284,9 @@ static enum sluice_status place_vectors(struct loader *ld)
     SL_TRY(place_vector(ld, SL_V_OUTPUT_NORM, 0, &layout->output_norm));
     SL_TRY(place_vector(ld, SL_V_OUTPUT_BIAS, 0, &layout->output_bias));
     layout->rope_freq[SL_ROPE_GLOBAL] = reserve(ld, model->hp.n_rot / 2);
-    layout->rope_freq[SL_ROPE_LOCAL] =
-        model->hp.window > 0 ? reserve(ld, model->hp.n_rot / 2) : SL_NO_CONST;
+    layout->rope_freq[SL_ROPE_LOCAL] = model->hp.window > 0 && model->arch->local_rope_base > 0
+                                           ? reserve(ld, model->hp.n_rot / 2)
+                                           : SL_NO_CONST;
     for (uint32_t i = 0; i < model->hp.n_layers; i++) {
         for (uint32_t v = 0; v < SL_N_LAYER_VECTORS; v++) {
             SL_TRY(place_vector(ld, v, i, &layout->layer[i][v]));
@@ -261,7 +303,7 @@ static enum sluice_status read_vector(struct loader *ld, uint32_t vector, uint32
     }
     const struct sl_model *model = ld->model;
     char name[NAME_BYTES];
-    vector_name(name, vector, layer);
+    vector_name(name, model, vector, layer);
     return sl_vector_read(sl_gguf_find_tensor(model->file, name),
                           (size_t)dim_size(&model->hp, vector_specs[vector].length),
                           model->consts + offset, ld->err);

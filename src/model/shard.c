@@ -5,6 +5,7 @@
  *   attention   a = norm(h); q, k, v = linear(a); q/k norms; rope; store k, v;
  *               a = attention(q); h += o(a)            or  b = o(a); h += norm(b)
  *   ffn         a = norm(h); g = act(gate(a)) * up(a); h += down(g)  or  a = down(g); h += norm(a)
+ *   mixture     a = norm(h); ids, w = router(a); h += experts(a, ids, w)
  *   head        a = norm(last rows of h); logits = output(a)
  *
  * Operators without memory (NULL addresses) serve for sizes and costs.
@@ -62,9 +63,10 @@ void sl_shards_finish(struct sl_model *model)
 /* Where the activations of a shard lie in its workspace: offsets in bytes. Regions that are dead
  * when another is written share memory. */
 struct workspace {
-    size_t a;    /* normed input; then attention output; ffn: then down output */
-    size_t b;    /* q; then o output. ffn: gate. */
-    size_t k, v; /* attention. ffn: k is up. */
+    size_t a;            /* normed input; then attention output; ffn: then down output */
+    size_t b;            /* q; then o output. ffn: gate. */
+    size_t k, v;         /* attention. ffn: k is up. */
+    size_t ids, weights; /* mixture: the router's choice */
     size_t bytes;
 };
 
@@ -94,6 +96,11 @@ static struct workspace carve(const struct sl_model *model, const struct sl_shar
         break;
     case SL_SHARD_FFN:
         ws.a = take(&ws, n_tokens, n_embd);
+        if (hp->n_experts > 0) {
+            ws.ids = take(&ws, n_tokens, hp->n_experts_used);
+            ws.weights = take(&ws, n_tokens, hp->n_experts_used);
+            break;
+        }
         ws.b = take(&ws, n_tokens, hp->n_ff);
         ws.k = take(&ws, n_tokens, hp->n_ff);
         break;
@@ -194,7 +201,9 @@ static void add_residual(struct builder *b, const float *x, uint32_t role, size_
 static void add_rope(struct builder *b, float *x, uint32_t n_heads)
 {
     const struct sl_model *model = b->model;
-    const enum sl_rope_kind kind = b->shard->window > 0 ? SL_ROPE_LOCAL : SL_ROPE_GLOBAL;
+    const bool local =
+        b->shard->window > 0 && model->layout->rope_freq[SL_ROPE_LOCAL] != SL_NO_CONST;
+    const enum sl_rope_kind kind = local ? SL_ROPE_LOCAL : SL_ROPE_GLOBAL;
     struct sl_op_rope *rope = &add_op(b, SL_OP_ROPE, b->bind->n_tokens)->rope;
     rope->x = x;
     rope->pos = b->bind->pos;
@@ -226,6 +235,7 @@ static void add_attention(struct builder *b, const float *q, float *y)
     op->y = y;
     op->pos = b->bind->pos;
     op->seq = b->bind->seq;
+    op->sinks = constant(b, layer_vector(b, SL_V_SINKS));
     op->kv = kv_view(b);
     op->n_heads = (int32_t)hp->n_heads;
     op->n_kv_max = b->bind->n_kv_max;
@@ -289,6 +299,58 @@ static void build_ffn(struct builder *b)
                  layer_vector(b, SL_V_POST_FFN_NORM), a);
 }
 
+static const void *bound_weight(const struct builder *b, uint32_t role)
+{
+    return role < b->shard->n_weights ? b->bind->weights[role] : NULL;
+}
+
+static struct sl_experts_matrix experts_matrix(const struct builder *b, uint32_t role,
+                                               uint32_t bias_role)
+{
+    const struct sl_matrix *m = &b->shard->weights[role].m;
+    return (struct sl_experts_matrix){.data = b->bind->weights[role],
+                                      .type = m->type,
+                                      .n_rows = m->n_rows / b->model->hp.n_experts,
+                                      .n_cols = m->n_cols,
+                                      .bias = bound_weight(b, bias_role)};
+}
+
+static void build_mixture(struct builder *b)
+{
+    const struct sl_hparams *hp = &b->model->hp;
+    const struct sl_arch *arch = b->model->arch;
+    const struct sl_shard_bind *bind = b->bind;
+    const int32_t n = bind->n_tokens;
+    const struct workspace ws = carve(b->model, b->shard, n, 0);
+    float *a = work(b, ws.a);
+
+    add_norm(b, n, layer_vector(b, SL_V_FFN_NORM), bind->hidden, a, hp->n_embd, 1);
+    struct sl_op_router *router = &add_op(b, SL_OP_ROUTER, n)->router;
+    router->x = a;
+    router->w = b->shard->weights[SL_W_ROUTER].m;
+    router->w.data = bind->weights[SL_W_ROUTER];
+    router->bias = constant(b, layer_vector(b, SL_V_ROUTER_BIAS));
+    router->ids = (int32_t *)(void *)work(b, ws.ids);
+    router->weights = work(b, ws.weights);
+    router->n_used = (int32_t)hp->n_experts_used;
+    router->gating = arch->gating;
+    router->normalize = arch->normalize_weights;
+    router->scale = 1.0F;
+    const struct sl_op_router choice = *router;
+    struct sl_op_experts *experts = &add_op(b, SL_OP_EXPERTS, n)->experts;
+    experts->x = a;
+    experts->y = bind->hidden;
+    experts->ids = choice.ids;
+    experts->weights = choice.weights;
+    experts->n_used = choice.n_used;
+    experts->n = (int32_t)hp->n_experts;
+    experts->gate = experts_matrix(b, SL_W_GATE, SL_W_GATE_BIAS);
+    experts->up = experts_matrix(b, SL_W_UP, SL_W_UP_BIAS);
+    experts->down = experts_matrix(b, SL_W_DOWN, SL_W_DOWN_BIAS);
+    experts->activation = arch->activation;
+    experts->accumulate = true;
+}
+
 /* Only rows that someone reads are normed and multiplied: in prefill one of hundreds. */
 static void build_head(struct builder *b)
 {
@@ -317,7 +379,11 @@ int sl_shard_build(const struct sl_model *model, const struct sl_shard *shard,
         build_attention(&b);
         break;
     case SL_SHARD_FFN:
-        build_ffn(&b);
+        if (model->hp.n_experts > 0) {
+            build_mixture(&b);
+        } else {
+            build_ffn(&b);
+        }
         break;
     case SL_SHARD_HEAD:
         build_head(&b);

@@ -28,7 +28,8 @@
 static double kl_bound;
 
 static const char *const models[] = {"llama_freqs", "llama_bias", "qwen2_yarn",
-                                     "qwen3",       "gemma3",     "llama_tied_mixed"};
+                                     "qwen3",       "gemma3",     "llama_tied_mixed",
+                                     "mixtral",     "qwen3moe",   "gpt_oss"};
 #define N_MODELS (sizeof models / sizeof models[0])
 
 static struct sl_model *open_model(const char *name)

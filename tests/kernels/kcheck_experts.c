@@ -55,7 +55,7 @@ static const struct {
     {1100, 2, 3, 32, 32, SL_TYPE_Q8_0},  /* more pairs of an expert than a group holds */
     {300, 1, 2, 8, 32800, SL_TYPE_F32},  /* more pairs than a chunk holds */
     {1, 8, 128, 256, 96, SL_TYPE_Q4_0},  /* decode */
-    {8, 8, 128, 256, 256, SL_TYPE_Q4_K},  /* the most tokens of decode */
+    {8, 8, 128, 256, 256, SL_TYPE_Q4_K}, /* the most tokens of decode */
     {130, 4, 32, 64, 96, SL_TYPE_MXFP4}, /* groups around the limit between rows and panels */
     {150, 2, 8, 96, 64, SL_TYPE_F16},
 };

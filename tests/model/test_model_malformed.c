@@ -78,8 +78,9 @@ struct bad {
 static const struct bad bad_keys[] = {
     {"qwen3", DROP("general.architecture"), F, "general.architecture", NULL},
     {"qwen3", U32("general.architecture", 3), F, "general.architecture", NULL},
-    {"qwen3", STRING("general.architecture", "mamba"), U, "mamba", "llama, qwen2, qwen3, gemma3"},
-    {"qwen3", STRING("general.architecture", "gpt-oss"), U, "gpt-oss", NULL},
+    {"qwen3", STRING("general.architecture", "mamba"), U, "mamba",
+     "llama, qwen2, qwen3, qwen3moe, gemma3, gpt-oss"},
+    {"qwen3", STRING("general.architecture", "deepseek2"), U, "deepseek2", NULL},
     {"qwen3", STRING("general.architecture", ""), U, "general.architecture", NULL},
     {"qwen3", DROP("qwen3.block_count"), F, "qwen3.block_count", NULL},
     {"qwen3", U32("qwen3.block_count", 0), F, "qwen3.block_count", "is 0"},
@@ -125,6 +126,18 @@ static const struct bad bad_keys[] = {
     {"qwen3", F32("qwen3.attention.layer_norm_rms_epsilon", -1), F, "rms_epsilon", "-1"},
     {"qwen3", F32("qwen3.attention.scale", -1), F, "qwen3.attention.scale", "positive"},
     {"qwen3", U32("qwen3.expert_count", 8), U, "qwen3.expert_count", "experts"},
+    {"qwen3moe", DROP("qwen3moe.expert_count"), F, "qwen3moe.expert_count", "missing"},
+    {"qwen3moe", U32("qwen3moe.expert_count", 0), F, "qwen3moe.expert_count", "missing or 0"},
+    {"qwen3moe", U32("qwen3moe.expert_count", 2000), F, "qwen3moe.expert_count", "2000"},
+    {"qwen3moe", U32("qwen3moe.expert_count", 8), F, "blk.0.ffn_gate_exps.weight", "32, 32, 8"},
+    {"qwen3moe", DROP("qwen3moe.expert_used_count"), F, "qwen3moe.expert_used_count", NULL},
+    {"qwen3moe", U32("qwen3moe.expert_used_count", 0), F, "qwen3moe.expert_used_count", "is 0"},
+    {"qwen3moe", U32("qwen3moe.expert_used_count", 17), F, "expert_used_count", "1 to 16"},
+    {"qwen3moe", U32("qwen3moe.expert_feed_forward_length", 64), F, "ffn_gate_exps", "64"},
+    {"qwen3moe", F32("qwen3moe.expert_weights_scale", 2.5), U, "expert_weights_scale", "2.5"},
+    {"qwen3moe", U32("qwen3moe.expert_shared_count", 1), U, "expert_shared_count", "is 1"},
+    {"qwen3moe", U32("qwen3moe.leading_dense_block_count", 1), U, "leading_dense", "is 1"},
+    {"mixtral", U32("llama.expert_count", 0), F, "blk.0.ffn_gate.weight", "missing"},
     {"qwen3", F32("qwen3.final_logit_softcapping", 30), U, "final_logit_softcapping", NULL},
     {"qwen3", F32("qwen3.logit_scale", 8), U, "logit_scale", NULL},
     {"qwen3", BOOL("qwen3.attention.causal", 0), U, "attention.causal", "causal"},
@@ -172,6 +185,23 @@ static const struct bad bad_tensors[] = {
     {"llama_freqs", RESHAPE("rope_freqs.weight", 32), F, "rope_freqs.weight", "[16]"},
     /* Zeros are no divisors. */
     {"llama_freqs", RESHAPE("rope_freqs.weight", 16), F, "rope_freqs.weight", "positive"},
+    {"qwen3moe", DROP("blk.1.ffn_gate_inp.weight"), F, "blk.1.ffn_gate_inp.weight", "missing"},
+    {"qwen3moe", DROP("blk.0.ffn_up_exps.weight"), F, "blk.0.ffn_up_exps.weight", "missing"},
+    {"qwen3moe", DROP("blk.1.ffn_down_exps.weight"), F, "blk.1.ffn_down_exps.weight", "missing"},
+    {"qwen3moe", RESHAPE("blk.0.ffn_gate_inp.weight", 32, 8), F, "blk.0.ffn_gate_inp", "[32, 16"},
+    {"qwen3moe", RESHAPE("blk.0.ffn_down_exps.weight", 32, 512), F, "blk.0.ffn_down_exps.weight",
+     "[32, 32, 16]"},
+    {"qwen3moe", ADD("blk.0.ffn_gate_inp.bias", 16), U, "blk.0.ffn_gate_inp.bias", "no place"},
+    {"qwen3moe", ADD("blk.0.exp_probs_b.bias", 16), U, "blk.0.exp_probs_b.bias", "no place"},
+    {"qwen3moe", ADD("blk.0.ffn_up_exps.bias", 32, 16), U, "blk.0.ffn_up_exps.bias", "no place"},
+    {"gpt_oss", DROP("blk.0.attn_sinks.weight"), F, "blk.0.attn_sinks.weight", "missing"},
+    {"gpt_oss", DROP("blk.2.ffn_gate_inp.bias"), F, "blk.2.ffn_gate_inp.bias", "missing"},
+    {"gpt_oss", DROP("blk.1.post_attention_norm.weight"), F, "blk.1.post_attention_norm.weight",
+     "missing"},
+    {"gpt_oss", DROP("blk.0.ffn_down_exps.bias"), F, "blk.0.ffn_down_exps.bias", "missing"},
+    {"gpt_oss", DROP("blk.0.ffn_gate_exps.bias"), U, "blk.0.ffn_", "no place"},
+    {"gpt_oss", RESHAPE("blk.0.ffn_up_exps.bias", 32, 7), F, "blk.0.ffn_up_exps.bias", "[32, 8"},
+    {"gpt_oss", RETYPE("blk.0.ffn_up_exps.bias", SL_TYPE_F16), U, "blk.0.ffn_up_exps.bias", "F16"},
     {"qwen3", RETYPE("blk.0.attn_q.weight", SL_TYPE_I32), U, "blk.0.attn_q.weight", "I32"},
     {"qwen3", RETYPE("token_embd.weight", SL_TYPE_I8), U, "token_embd.weight", "I8"},
     {"qwen3", RETYPE("output_norm.weight", SL_TYPE_Q8_0), U, "output_norm.weight", "Q8_0"},
@@ -292,18 +322,15 @@ static void check_ops(const struct sl_model *model)
 }
 
 /* Every number of the metadata at every extreme: an error with a message, or a valid model. */
-static void extremes(void **state)
+static void check_extremes(const char *base, int *n_good, int *n_bad)
 {
-    (void)state;
     static const double values[] = {0,   1,   2,   3,         31,          33,         64,
                                     255, 256, 257, INT32_MAX, 2147483648., UINT32_MAX, 1e30};
     struct sluice_error err;
     char path[512];
-    fixture_path(path, "gemma3");
+    fixture_path(path, base);
     struct sl_gguf *file = NULL;
     assert_ok(sl_gguf_open(&file, path, &err), err);
-    int n_good = 0;
-    int n_bad = 0;
     for (size_t k = 0; k < sl_gguf_n_values(file); k++) {
         const bool is_float = sl_gguf_value(file, k)->kind == SL_GGUF_F32;
         if (!is_float && sl_gguf_value(file, k)->kind != SL_GGUF_U32) {
@@ -316,21 +343,32 @@ static void extremes(void **state)
             const struct patch patch = {.kind = is_float ? PATCH_F32 : PATCH_U32,
                                         .name = sl_gguf_key(file, k),
                                         .number = values[v]};
-            make("gemma3", &patch);
+            make(base, &patch);
             struct sl_model *model = NULL;
             memset(&err, 0, sizeof err);
             if (sl_model_open(&model, patched_path, 0, &err) == SLUICE_STATUS_OK) {
                 check_ops(model);
-                n_good++;
+                (*n_good)++;
             } else {
                 assert_true(err.message[0] != '\0');
-                n_bad++;
+                (*n_bad)++;
             }
             sl_model_close(&model);
         }
     }
     sl_gguf_close(&file);
-    assert_true(n_good > 20 && n_bad > 50);
+}
+
+static void extremes(void **state)
+{
+    (void)state;
+    static const char *const bases[] = {"gemma3", "gpt_oss"};
+    for (int i = 0; i < 2; i++) {
+        int n_good = 0;
+        int n_bad = 0;
+        check_extremes(bases[i], &n_good, &n_bad);
+        assert_true(n_good > 20 && n_bad > 50);
+    }
 }
 
 /* Every allocation of an open fails once. */

@@ -15,8 +15,8 @@
 #define N_OUTPUTS 2
 
 static const char *const fixtures[] = {
-    "llama_tied_mixed", "llama_bias", "llama_freqs", "llama_linear", "llama_yarn",
-    "llama_longrope",   "qwen2_yarn", "qwen3",       "gemma3",
+    "llama_tied_mixed", "llama_bias", "llama_freqs", "llama_linear", "llama_yarn", "llama_longrope",
+    "qwen2_yarn",       "qwen3",      "gemma3",      "mixtral",      "qwen3moe",   "gpt_oss",
 };
 #define N_FIXTURES (sizeof fixtures / sizeof fixtures[0])
 
@@ -40,7 +40,12 @@ static void check_shard(const struct sl_model *model, uint32_t s)
                                   : s % 2 == 0 ? SL_SHARD_ATTENTION
                                                : SL_SHARD_FFN);
     assert_int_equal(shard->layer, s / 2);
-    assert_int_equal(shard->n_weights, n_weights[shard->kind]);
+    if (shard->kind == SL_SHARD_FFN && model->hp.n_experts > 0) {
+        const bool biased = model->arch == &sl_arch_gpt_oss;
+        assert_int_equal(shard->n_weights, biased ? SL_N_MIXTURE_WEIGHTS : SL_W_GATE_BIAS);
+    } else {
+        assert_int_equal(shard->n_weights, n_weights[shard->kind]);
+    }
     size_t end = 0;
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         const struct sl_weight *weight = &shard->weights[w];
@@ -106,12 +111,29 @@ static void figures(void **state)
     model = open_fixture("llama_tied_mixed"); /* types change from layer to layer */
     assert_int_equal(model->n_classes, 5);
     sl_model_close(&model);
+
+    model = open_fixture("qwen3moe"); /* tied; 16 experts of three 32 x 32 matrices */
+    const uint64_t experts = 16 * 3 * 32 * 32;
+    const uint64_t router = 16 * 32;
+    const uint64_t heads = 2 * 128 * 32 + 2 * 32 * 32;
+    assert_int_equal(model->n_params,
+                     embedding + 2 * (heads + experts + router) + 32 + 2 * (2 * 32 + 2 * 32));
+    assert_int_equal(model->hp.n_experts, 16);
+    assert_int_equal(model->hp.n_experts_used, 4);
+    assert_int_equal(model->hp.n_ff, 32);
+    sl_model_close(&model);
+
+    model = open_fixture("gpt_oss"); /* every other layer sees all, and all rotate alike */
+    for (uint32_t layer = 0; layer < 3; layer++) {
+        assert_int_equal(model->shards[2 * layer].window, layer == 1 ? 0 : 8);
+    }
+    sl_model_close(&model);
 }
 
 static void known_archs(void **state)
 {
     (void)state;
-    assert_string_equal(sl_model_known_archs(), "llama, qwen2, qwen3, gemma3");
+    assert_string_equal(sl_model_known_archs(), "llama, qwen2, qwen3, qwen3moe, gemma3, gpt-oss");
     assert_ptr_equal(sl_arch_find("gemma3", 6), &sl_arch_gemma3);
     assert_null(sl_arch_find("gemma3n", 7));
     assert_null(sl_arch_find("gemma", 5));
@@ -179,6 +201,19 @@ static void check_linear(const struct sl_op *op, const struct regions *r)
     }
 }
 
+static void check_router(const struct sl_op *op, const struct regions *r)
+{
+    const size_t n_x = (size_t)op->n_tokens * (size_t)op->router.w.n_cols;
+    const size_t n = (size_t)op->n_tokens * (size_t)op->router.n_used;
+    const float *ids = (const float *)(const void *)op->router.ids;
+    assert_inside(r, op->router.x, n_x);
+    assert_inside(r, ids, n);
+    assert_inside(r, op->router.weights, n);
+    assert_apart(ids, n, op->router.weights, n);
+    assert_apart(op->router.x, n_x, ids, n);
+    assert_apart(op->router.x, n_x, op->router.weights, n);
+}
+
 static void check_op(const struct sl_op *op, const struct regions *r)
 {
     struct sluice_error err;
@@ -211,6 +246,17 @@ static void check_op(const struct sl_op *op, const struct regions *r)
         assert_inside(r, op->attention.q, bytes);
         assert_inside(r, op->attention.y, bytes);
         assert_apart(op->attention.q, bytes, op->attention.y, bytes);
+        break;
+    case SL_OP_ROUTER:
+        check_router(op, r);
+        break;
+    case SL_OP_EXPERTS:
+        bytes = n * (size_t)op->experts.gate.n_cols;
+        assert_inside(r, op->experts.x, bytes);
+        assert_inside(r, op->experts.y, bytes);
+        assert_apart(op->experts.x, bytes, op->experts.y, bytes);
+        assert_inside(r, op->experts.ids, n * (size_t)op->experts.n_used);
+        assert_inside(r, op->experts.weights, n * (size_t)op->experts.n_used);
         break;
     default:
         fail_msg("op kind %d", (int)op->kind);
