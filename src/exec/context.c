@@ -68,12 +68,13 @@ static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error 
     const struct sl_plan *const plan = ctx->plan;
     const size_t n = (size_t)plan->n_ubatch;
     const int32_t n_out = plan->options.max_outputs;
+    const int32_t n_most = n_out < plan->n_ubatch ? n_out : plan->n_ubatch; /* of one pass */
     size_t workspace = 0, scratch = 0;
     for (uint32_t i = 0; i < model->n_shards; i++) {
         const struct sl_shard *const shard = &model->shards[i];
         workspace =
-            max_size(workspace, sl_shard_workspace_bytes(model, shard, plan->n_ubatch, n_out));
-        scratch = max_size(scratch, sl_shard_scratch_bytes(model, shard, plan->n_ubatch, n_out));
+            max_size(workspace, sl_shard_workspace_bytes(model, shard, plan->n_ubatch, n_most));
+        scratch = max_size(scratch, sl_shard_scratch_bytes(model, shard, plan->n_ubatch, n_most));
     }
     scratch = sl_cpu_scratch_bytes(scratch, ctx->pool ? sl_pool_n_threads(ctx->pool) : 1);
     ctx->workspace = sl_alloc_aligned(SL_MEM_EXEC, workspace, 256);
