@@ -1,0 +1,405 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Make the tables and figures of measured speeds from bench/results/*.json, and from nothing else.
+
+    tools/results_table.py            write docs/performance.md, docs/figures/*.svg and the table
+                                      between the marks of README.md
+    tools/results_table.py --check    write nothing; fail when they are not up to date
+
+A file is an array of rows, or an object with such an array as "rows" (what `sluice bench --json`
+prints). Of rows that measure the same thing the newest counts.
+"""
+import argparse
+import json
+import math
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+FIGURES = ROOT / "docs" / "figures"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+REQUIRED = ("date", "device", "model", "metric", "value")
+NO_MACHINE = "Machine not recorded"
+NUMBERS = ("value", "spread", "predicted", "limit_fraction", "peak_vram_mib", "peer_value",
+           "budget_mib", "prompt_tokens", "generated_tokens", "depth", "batch", "threads", "runs")
+SPEEDS = ("prefill_tps", "decode_tps")
+NAMES = {"kl": "mean KL divergence from the run on the CPU"}
+
+INTRO = """# Performance
+
+Written by `tools/results_table.py` from the files in `bench/results`; do not edit. Every figure
+here is a row of those files, with its date, commit, machine and command.
+
+| column | meaning |
+| --- | --- |
+| budget | VRAM that Sluice may use, without the driver's own context; all: no limit given |
+| tokens/s | median over the runs of a row |
+| spread | (slowest - fastest) / median |
+| predicted | what the planner said beforehand, from the profile of the machine |
+| of the limit | share of the speed that no schedule could pass with the same bytes outside VRAM (`docs/design.md`, \"The limit\"). More than 100 % means that the profile took the machine for slower than it is, or that weights stayed in the CPU's cache |
+| peak VRAM | bytes of the one arena, in MiB: the most that was in use |
+| peer | the same measurement with another program; its name is in the table |
+
+Models named after a shape and a type (`llama8b-Q4_K`) hold random weights in the shape of the real
+model (`sluice synth`): speed does not depend on the values.
+
+To measure again: `sluice bench -m MODEL --vram 2G,4G,8G,auto -p 1024 -n 64 --json`, or all of it on
+a GPU machine with `bench/gpu_run.py`; then run this script.
+"""
+
+
+class BadResult(Exception):
+    pass
+
+
+def load_rows():
+    rows = []
+    for path in sorted(RESULTS.glob("*.json")):
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as problem:
+            raise BadResult(f"{path.name}: {problem}") from None
+        if isinstance(data, dict):
+            data = data.get("rows")
+        if not isinstance(data, list):
+            raise BadResult(f"{path.name}: neither an array of rows nor an object with \"rows\"")
+        for index, row in enumerate(data):
+            check_row(row, f"{path.name}, row {index}")
+            rows.append(dict(row, machine=row.get("machine") or NO_MACHINE))
+    return newest(rows)
+
+
+def check_row(row, where):
+    if not isinstance(row, dict):
+        raise BadResult(f"{where}: not an object")
+    for name in REQUIRED:
+        if row.get(name) in (None, ""):
+            raise BadResult(f"{where}: {name} is missing")
+        if name != "value" and not isinstance(row[name], str):
+            raise BadResult(f"{where}: {name} is no text")
+    for name in NUMBERS:
+        value = row.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))
+                                  or not math.isfinite(value)):
+            raise BadResult(f"{where}: {name} is no number")
+
+
+def newest(rows):
+    """Of rows that measure the same thing, the last: by date, then by the order of the files."""
+    kept = {}
+    for row in sorted(rows, key=lambda r: r["date"]):
+        key = tuple(row.get(name) for name in (
+            "machine", "device", "model", "type", "metric", "budget_mib", "prompt_tokens",
+            "generated_tokens", "depth", "batch", "threads", "unit"))
+        kept[key] = row
+    return list(kept.values())
+
+
+# ---- text ----
+
+def budget_order(row):
+    budget = row.get("budget_mib")
+    return math.inf if budget is None else budget
+
+
+def budget_text(mib):
+    if mib is None:
+        return "all"
+    return f"{round(mib / 1024, 2):g} GiB" if mib >= 1024 else f"{mib:g} MiB"
+
+
+def number(value):
+    """Three significant digits, or all of a whole part that has more."""
+    if value is None:
+        return ""
+    if value != 0 and abs(value) < 1e-3:
+        return f"{value:.1e}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def percent(value):
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def tokens_text(row):
+    text = (f"prompt of {row.get('prompt_tokens') or 0}" if row["metric"] == "prefill_tps"
+            else "generation")
+    depth = row.get("depth") or 0
+    return text + (f" at depth {depth}" if depth else "")
+
+
+def table(header, aligns, lines):
+    text = "| " + " | ".join(header) + " |\n"
+    text += "| " + " | ".join(aligns) + " |\n"
+    for line in lines:
+        text += "| " + " | ".join(line) + " |\n"
+    return text
+
+
+def peer_text(row):
+    if row.get("peer_value") is None:
+        return ""
+    name = f" ({row['peer']})" if row.get("peer") else ""
+    return number(row["peer_value"]) + name
+
+
+def times_text(row):
+    peer = row.get("peer_value")
+    return f"{row['value'] / peer:.2f}" if peer else ""
+
+
+def speed_order(row):
+    return (row["metric"] != "decode_tps", row.get("depth") or 0, row.get("prompt_tokens") or 0,
+            budget_order(row))
+
+
+def speed_table(rows):
+    lines = []
+    for row in sorted(rows, key=speed_order):
+        spread = row.get("spread")
+        lines.append([tokens_text(row), budget_text(row.get("budget_mib")), number(row["value"]),
+                      "" if spread is None else f"{100 * spread:.1f} %",
+                      number(row.get("predicted")), percent(row.get("limit_fraction")),
+                      number(row.get("peak_vram_mib")), peer_text(row), times_text(row)])
+    return table(["test", "budget", "tokens/s", "spread", "predicted", "of the limit", "peak VRAM",
+                  "peer", "times the peer"], ["---"] + ["---:"] * 8, lines)
+
+
+def other_table(rows):
+    lines = []
+    for row in sorted(rows, key=lambda r: (r["metric"], budget_order(r))):
+        lines.append([NAMES.get(row["metric"], row["metric"]), budget_text(row.get("budget_mib")),
+                      number(row["value"]), row.get("unit") or "", number(row.get("peak_vram_mib")), peer_text(row)])
+    return table(["figure", "budget", "value", "unit", "peak VRAM", "peer"],
+                 ["---", "---:", "---:", "---", "---:", "---:"], lines)
+
+
+def provenance(rows):
+    lines = sorted({(r["date"], r.get("commit") or "", r.get("threads"), r.get("command") or "")
+                    for r in rows}, key=str)
+    text = "Measured by:\n\n"
+    for date, commit, threads, command in lines:
+        where = [date] + ([f"commit {commit}"] if commit else [])
+        where += [f"{threads} threads"] if threads else []
+        text += f"- {', '.join(where)}" + (f": `{command}`" if command else "") + "\n"
+    return text
+
+
+# ---- figures ----
+
+WIDTH, HEIGHT = 640, 320
+LEFT, RIGHT, TOP, BOTTOM = 64, 150, 40, 44
+OURS, PREDICTED, PEER = "#1f5fa8", "#8fb4dc", "#c06014"
+
+
+def escape(text):
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def text_at(x, y, text, anchor="middle", size=12, color="#222"):
+    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
+            f'fill="{color}">{escape(text)}</text>\n')
+
+
+def curve(points, color, filled):
+    svg = ""
+    if len(points) > 1:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
+        dash = "" if filled else ' stroke-dasharray="5 4"'
+        svg += f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dash}/>\n'
+    for x, y, _ in points:
+        fill = color if filled else "#fff"
+        svg += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{color}" ' \
+               'stroke-width="2"/>\n'
+    return svg
+
+
+def figure(title, rows):
+    """Speed over budget, on a logarithmic axis: measured, predicted, peer."""
+    budgets = sorted({budget_order(r) for r in rows})
+    series = [("Sluice", "value", OURS, True), ("predicted", "predicted", PREDICTED, False)]
+    peers = sorted({r.get("peer") or "peer" for r in rows if r.get("peer_value")})
+    if peers:
+        series.append((", ".join(peers), "peer_value", PEER, True))
+    values = [r[name] for r in rows for _, name, _, _ in series if r.get(name)]
+    low, high = math.log10(min(values)), math.log10(max(values))
+    low, high = math.floor(low * 2) / 2, max(math.ceil(high * 2) / 2, math.floor(low * 2) / 2 + 0.5)
+    plot_width, plot_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def x_of(budget):
+        return LEFT + plot_width * (budgets.index(budget) + 0.5) / len(budgets)
+
+    def y_of(value):
+        return TOP + plot_height * (high - math.log10(value)) / (high - low)
+
+    svg = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+           'font-family="sans-serif">\n<rect width="100%" height="100%" fill="#fff"/>\n')
+    svg += text_at(LEFT, 22, title, "start", 14)
+    for exponent in range(math.floor(low), math.ceil(high) + 1):
+        for digit in (1, 2, 5):
+            value = digit * 10.0 ** exponent
+            if low - 1e-9 <= math.log10(value) <= high + 1e-9:
+                y = y_of(value)
+                svg += (f'<line x1="{LEFT}" x2="{LEFT + plot_width}" y1="{y:.1f}" y2="{y:.1f}" '
+                        'stroke="#ddd"/>\n')
+                svg += text_at(LEFT - 8, y + 4, f"{value:g}", "end", 11, "#555")
+    for budget in budgets:
+        svg += text_at(x_of(budget), HEIGHT - BOTTOM + 20,
+                       budget_text(None if budget == math.inf else budget))
+    svg += text_at(LEFT + plot_width / 2, HEIGHT - 6, "VRAM budget", size=11, color="#555")
+    for index, (label, name, color, filled) in enumerate(series):
+        points = [(x_of(budget_order(r)), y_of(r[name]), r[name])
+                  for r in sorted(rows, key=budget_order) if r.get(name)]
+        svg += curve(points, color, filled)
+        if name != "predicted":
+            for x, y, value in points:
+                svg += text_at(x, y - 9 if name == "value" else y + 18, number(value), size=11,
+                               color=color)
+        y = TOP + 20 * index + 6
+        svg += curve([(WIDTH - RIGHT + 14, y, 0)], color, filled)
+        svg += text_at(WIDTH - RIGHT + 26, y + 4, label, "start")
+    return svg + "</svg>\n"
+
+
+def slug(text):
+    return "".join(c.lower() if c.isalnum() else "-" for c in text).strip("-")
+
+
+def figures_of(model, rows, stem):
+    """Every test of a model that was measured at two budgets or more: (file name, title, svg)."""
+    tests = {}
+    for row in rows:
+        tests.setdefault((row["metric"], row.get("prompt_tokens") or 0, row.get("depth") or 0),
+                         []).append(row)
+    out = []
+    for key in sorted(tests):
+        group = tests[key]
+        if len({budget_order(r) for r in group}) >= 2 and all(r["value"] > 0 for r in group):
+            title = f"{model}, {tokens_text(group[0])}: tokens/s over the VRAM budget"
+            out.append((f"{stem}-{slug(tokens_text(group[0]))}.svg", title, figure(title, group)))
+    return out
+
+
+# ---- pages ----
+
+def grouped(rows, name):
+    out = {}
+    for row in rows:
+        out.setdefault(row[name], []).append(row)
+    return sorted(out.items())
+
+
+def performance_page(rows):
+    text, files = INTRO, {}
+    if not rows:
+        return text + "\nNothing has been measured yet.\n", files
+    machines = grouped(rows, "machine")
+    for index, (machine, on_machine) in enumerate(machines):
+        text += f"\n## {machine}\n"
+        for model, of_model in grouped(on_machine, "model"):
+            text += f"\n### {model}\n\n"
+            speeds = [r for r in of_model if r["metric"] in SPEEDS]
+            others = [r for r in of_model if r["metric"] not in SPEEDS]
+            shared = sum(any(r["model"] == model for r in other) for _, other in machines) > 1
+            stem = slug(model) + (f"-{index + 1}" if shared else "")
+            if speeds:
+                text += speed_table(speeds) + "\n"
+                for name, title, svg in figures_of(model, speeds, stem):
+                    files[name] = svg
+                    text += f"![{title}](figures/{name})\n\n"
+            if others:
+                text += other_table(others) + "\n"
+            text += provenance(of_model)
+    return text, files
+
+
+def readme_table(rows):
+    """Real GPUs only: generation, and the prompt length with most rows, by model and budget."""
+    rows = [r for r in rows if r["device"] == "cuda" and r["metric"] in SPEEDS
+            and r["machine"] != NO_MACHINE and not r.get("depth")]
+    if not rows:
+        return "Nothing has been measured yet.\n"
+    text = ""
+    for machine, on_machine in grouped(rows, "machine"):
+        lines, tested = [], []
+        for model, of_model in grouped(on_machine, "model"):
+            prompts = [r for r in of_model if r["metric"] == "prefill_tps"]
+            lengths = {}
+            for row in prompts:
+                lengths.setdefault(row["prompt_tokens"], []).append(row)
+            prompt = max(lengths, default=None, key=lambda n: (
+                len(lengths[n]), sum("peer_value" in r for r in lengths[n]), n))
+            for budget in sorted({budget_order(r) for r in of_model}):
+                decode = [r for r in of_model
+                          if budget_order(r) == budget and r["metric"] == "decode_tps"]
+                prefill = [r for r in prompts
+                           if budget_order(r) == budget and r["prompt_tokens"] == prompt]
+                if not decode and not prefill:
+                    continue
+                line = [model, budget_text(None if budget == math.inf else budget)]
+                peaks = [r["peak_vram_mib"] for r in decode + prefill if r.get("peak_vram_mib")]
+                line.append(number(max(peaks)) if peaks else "")
+                for found in (decode, prefill):
+                    row = found[-1] if found else None
+                    line.append(number(row["value"]) if row else "")
+                    line.append(number(row.get("peer_value")) if row else "")
+                lines.append(line)
+            if prompt:
+                tested.append(f"{prompt} ({model})")
+        peers = ", ".join(sorted({r["peer"] for r in on_machine if r.get("peer")}))
+        text += f"On {machine}, tokens/s (medians), at the start of a context"
+        text += (f"; tokens of the prompt: {', '.join(tested)}" if tested else "")
+        text += (f"; peer: {peers}" if peers else "") + ".\n\n"
+        text += table(["model", "budget", "peak VRAM, MiB", "generation", "peer", "prompt", "peer"],
+                      ["---"] + ["---:"] * 6, lines) + "\n"
+    return text + ("All figures, with commits, commands and spreads: "
+                   "[docs/performance.md](docs/performance.md).\n")
+
+
+def with_marks(text, inside):
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise BadResult(f"README.md lacks the marks {BEGIN} and {END}")
+    return f"{before}{begin}\n{inside.rstrip()}\n{end}{after}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    args = parser.parse_args()
+    try:
+        rows = load_rows()
+        page, figures = performance_page(rows)
+        wanted = {FIGURES / name: svg for name, svg in figures.items()}
+        wanted[PAGE] = page
+        wanted[README] = with_marks(README.read_text(encoding="utf-8"), readme_table(rows))
+    except BadResult as problem:
+        print(f"results: {problem}", file=sys.stderr)
+        return 1
+    stale = [p for p, text in wanted.items()
+             if not p.exists() or p.read_text(encoding="utf-8") != text]
+    stale += [p for p in FIGURES.glob("*.svg") if p not in wanted]
+    if args.check:
+        for path in stale:
+            print(f"results: {path.relative_to(ROOT)} is not up to date; run "
+                  "tools/results_table.py", file=sys.stderr)
+        return 1 if stale else 0
+    for path in stale:
+        if path in wanted:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(wanted[path], encoding="utf-8")
+        else:
+            path.unlink()
+    print(f"results: {len(rows)} rows, {len(stale)} files written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
