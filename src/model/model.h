@@ -117,7 +117,8 @@ struct sl_shard_bind {
     int32_t n_outputs;
 };
 
-#define SL_SHARD_MAX_OPS 24
+#define SL_SHARD_MAX_PIECES 4 /* long passes are cut into pieces of 1024 tokens */
+#define SL_SHARD_MAX_OPS (SL_SHARD_MAX_PIECES * 14)
 
 /* The ops of one shard. Returns how many were written to `ops` (SL_SHARD_MAX_OPS). Weights left
  * NULL in `bind` give ops fit for sl_op_scratch_bytes and cost models only. */

@@ -17,6 +17,11 @@
 #include "model/model_internal.h"
 
 #define IMAGE_ALIGN_BYTES 256
+/* Long passes go through a shard in pieces of this many tokens: workspace and scratch then stay
+ * small whatever the micro-batch, and products are as fast as they get. Attention may be cut like
+ * that because a token only looks back. Mixtures are not cut: each piece would read the experts
+ * again. */
+#define PIECE_TOKENS 1024
 
 static size_t align_up(size_t bytes)
 {
@@ -77,6 +82,12 @@ static size_t take(struct workspace *ws, int32_t n_rows, size_t n_cols)
     return offset;
 }
 
+static bool goes_in_pieces(const struct sl_model *model, const struct sl_shard *shard)
+{
+    return shard->kind == SL_SHARD_ATTENTION ||
+           (shard->kind == SL_SHARD_FFN && model->hp.n_experts == 0);
+}
+
 /* The one place that knows the carving; sl_shard_build and sl_shard_workspace_bytes use it. */
 static struct workspace carve(const struct sl_model *model, const struct sl_shard *shard,
                               int32_t n_tokens, int32_t n_outputs)
@@ -87,6 +98,9 @@ static struct workspace carve(const struct sl_model *model, const struct sl_shar
     const size_t n_kv = (size_t)hp->n_kv_heads * hp->head_dim;
     const size_t widest = n_embd > n_q ? n_embd : n_q;
     struct workspace ws = {0};
+    if (goes_in_pieces(model, shard) && n_tokens > PIECE_TOKENS) {
+        n_tokens = PIECE_TOKENS;
+    }
     switch (shard->kind) {
     case SL_SHARD_ATTENTION:
         ws.a = take(&ws, n_tokens, widest);
@@ -370,24 +384,44 @@ static void build_head(struct builder *b)
     add_part(b, add_linear(b, n, a), SL_W_OUTPUT, model->layout->output_bias, bind->logits);
 }
 
+/* The ops of one piece of the pass (or all of it). */
+static void build_piece(struct builder *b)
+{
+    switch (b->shard->kind) {
+    case SL_SHARD_ATTENTION:
+        build_attention(b);
+        break;
+    case SL_SHARD_FFN:
+        if (b->model->hp.n_experts > 0) {
+            build_mixture(b);
+        } else {
+            build_ffn(b);
+        }
+        break;
+    case SL_SHARD_HEAD:
+        build_head(b);
+        break;
+    }
+}
+
 int sl_shard_build(const struct sl_model *model, const struct sl_shard *shard,
                    const struct sl_shard_bind *bind, struct sl_op *ops)
 {
     struct builder b = {.model = model, .shard = shard, .bind = bind, .ops = ops};
-    switch (shard->kind) {
-    case SL_SHARD_ATTENTION:
-        build_attention(&b);
-        break;
-    case SL_SHARD_FFN:
-        if (model->hp.n_experts > 0) {
-            build_mixture(&b);
-        } else {
-            build_ffn(&b);
-        }
-        break;
-    case SL_SHARD_HEAD:
-        build_head(&b);
-        break;
+    if (!goes_in_pieces(model, shard)) {
+        build_piece(&b);
+        return b.n_ops;
+    }
+    assert(bind->n_tokens <= SL_SHARD_MAX_PIECES * PIECE_TOKENS);
+    for (int32_t at = 0; at < bind->n_tokens; at += PIECE_TOKENS) {
+        const int32_t left = bind->n_tokens - at;
+        struct sl_shard_bind piece = *bind;
+        piece.n_tokens = left < PIECE_TOKENS ? left : PIECE_TOKENS;
+        piece.hidden = bind->hidden ? bind->hidden + (size_t)at * model->hp.n_embd : NULL;
+        piece.pos = bind->pos ? bind->pos + at : NULL;
+        piece.seq = bind->seq ? bind->seq + at : NULL;
+        b.bind = &piece;
+        build_piece(&b);
     }
     return b.n_ops;
 }

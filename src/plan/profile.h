@@ -16,8 +16,8 @@
 enum sl_unit { SL_UNIT_CPU, SL_UNIT_CPU_BUSY, SL_UNIT_GPU, SL_N_UNITS };
 
 /* Token counts at which products are measured: also the tiers of a plan. */
-#define SL_N_TIERS 8
-extern const int32_t sl_tier_tokens[SL_N_TIERS]; /* 1 4 16 64 256 512 1024 2048 */
+#define SL_N_TIERS 9
+extern const int32_t sl_tier_tokens[SL_N_TIERS]; /* 1 4 16 64 256 512 1024 2048 4096 */
 
 /* Copy sizes at which the link is measured. */
 #define SL_N_COPY_SIZES 5

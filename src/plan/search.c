@@ -47,10 +47,13 @@ static struct sl_shard_cost shard_cost(const struct sl_search *s, const struct s
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const int n_ops = sl_shard_build(model, shard, &bind, ops);
     struct sl_shard_cost cost = {0};
+    int32_t depth = s->depth;
     for (int i = 0; i < n_ops; i++) {
-        cost.cpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU, &ops[i], s->depth);
-        cost.cpu_busy_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU_BUSY, &ops[i], s->depth);
-        cost.gpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_GPU, &ops[i], s->depth);
+        cost.cpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU, &ops[i], depth);
+        cost.cpu_busy_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU_BUSY, &ops[i], depth);
+        cost.gpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_GPU, &ops[i], depth);
+        /* Later pieces of a long pass look back on the earlier ones. */
+        depth += ops[i].kind == SL_OP_ATTENTION ? ops[i].n_tokens : 0;
     }
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         if (shard->weights[w].name) {

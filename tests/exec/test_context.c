@@ -353,6 +353,43 @@ static void test_outputs(void **state)
     sl_model_close(&model);
 }
 
+/* A pass that is longer than a piece (model/shard.c) gives what short passes give. */
+static void test_long_pass(void **state)
+{
+    (void)state;
+    enum { N = 1300 };
+    struct sluice_error err;
+    static const char *const names[] = {"llama_freqs", "gemma3"};
+    static int32_t tokens[N];
+    static float logits[2][MAX_VOCAB];
+    struct sl_profile profile;
+    eager_profile(&profile, 1);
+    for (size_t m = 0; m < 2; m++) {
+        struct sl_model *model = open_model(names[m]);
+        for (int i = 0; i < N; i++) {
+            tokens[i] = (int32_t)((uint32_t)(i * 29 + 3) % model->hp.n_vocab);
+        }
+        for (int long_pass = 0; long_pass < 2; long_pass++) {
+            struct sl_device *dev = NULL;
+            struct sl_context *ctx = NULL;
+            assert_ok(sl_device_sim_create(&dev, NULL, &err), err);
+            struct sl_context_options options = {
+                .device = dev,
+                .profile = &profile,
+                .plan = plan_options(32u << 20, SL_STRATEGY_AUTO, long_pass ? 2048 : 64)};
+            options.plan.n_ctx = N;
+            assert_ok(sl_context_create(&ctx, model, &options, &err), err);
+            assert_ok(sl_context_eval(ctx, tokens, N, 1, logits[long_pass], &err), err);
+            sl_context_destroy(&ctx);
+            sl_device_destroy(&dev);
+        }
+        for (uint32_t v = 0; v < model->hp.n_vocab; v++) {
+            assert_float_equal(logits[0][v], logits[1][v], 2e-2);
+        }
+        sl_model_close(&model);
+    }
+}
+
 /* The n-th allocation, copy or kernel fails, for every n: an error, no leak, and the context can go
  * on afterwards with the right text. */
 static void test_device_faults(void **state)
@@ -488,7 +525,7 @@ int main(void)
         cmocka_unit_test(test_budgets),         cmocka_unit_test(test_strategies),
         cmocka_unit_test(test_smallest_budget), cmocka_unit_test(test_outputs),
         cmocka_unit_test(test_device_faults),   cmocka_unit_test(test_host_faults),
-        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_cancel),          cmocka_unit_test(test_long_pass),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
