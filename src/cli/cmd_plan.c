@@ -174,7 +174,7 @@ enum sluice_status sl_cmd_plan(const struct sl_options *options, struct sluice_e
 {
     struct sl_engine e;
     struct sl_plan *plan = NULL;
-    enum sluice_status status = sl_engine_open(&e, options, 0, err);
+    enum sluice_status status = sl_engine_open_dry(&e, options, err);
     if (status == SLUICE_STATUS_OK) {
         const struct sl_plan_options o = sl_engine_plan_options(&e, options);
         status = sl_plan_create(&plan, e.model, &e.profile, &o, err);

@@ -8,12 +8,17 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "cli/progress.h"
 
 /* Kept free of the card under --vram auto, for the desktop and what is opened later. */
 #define AUTO_MARGIN_BYTES (UINT64_C(512) << 20)
 #define DEFAULT_OUTPUTS 1
+/* What an earlier run saw of the GPU (cache folder): name, total, free and context bytes. */
+#define DESCRIPTION_FILE "gpu.txt"
+#define DESCRIPTION_FORMAT "sluice-gpu 1\n%s\n%llu %llu %llu\n"
 
 static enum sluice_status open_gpu(struct sl_engine *e, const char *name, struct sluice_error *err)
 {
@@ -31,6 +36,60 @@ static enum sluice_status open_gpu(struct sl_engine *e, const char *name, struct
     return status;
 }
 
+/* Keep the description of the GPU; not being able to is no error. */
+static void save_description(const struct sl_device_info *info)
+{
+    char text[256];
+    char *path = NULL;
+    const int n = snprintf(
+        text, sizeof text, DESCRIPTION_FORMAT, info->name, (unsigned long long)info->total_bytes,
+        (unsigned long long)info->free_bytes, (unsigned long long)info->context_bytes);
+    if (sl_file_cache_path(DESCRIPTION_FILE, &path, NULL) == SLUICE_STATUS_OK) {
+        (void)sl_file_write(path, text, (size_t)n, NULL);
+    }
+    sl_free(path);
+}
+
+static bool load_description(struct sl_device_info *out)
+{
+    char *path = NULL, *text = NULL;
+    size_t size = 0;
+    unsigned long long total = 0, free_bytes = 0, context = 0;
+    bool good = sl_file_cache_path(DESCRIPTION_FILE, &path, NULL) == SLUICE_STATUS_OK &&
+                sl_file_exists(path) &&
+                sl_file_read(path, 4096, &text, &size, NULL) == SLUICE_STATUS_OK;
+    good = good && sscanf(text, "sluice-gpu 1\n%95[^\n]\n%llu %llu %llu", out->name, &total,
+                          &free_bytes, &context) == 4;
+    out->kind = good ? SL_DEVICE_CUDA : SL_DEVICE_NONE;
+    out->total_bytes = total;
+    out->free_bytes = free_bytes;
+    out->context_bytes = context;
+    sl_free(text);
+    sl_free(path);
+    return good;
+}
+
+/* --threads, or physical cores. The thread that drives the GPU needs one: never spin on both
+ * sides. */
+static int choose_threads(const struct sl_options *options, bool gpu)
+{
+    const int asked = (int)sl_options_int(options, SL_OPT_THREADS);
+    const int cores = sl_pool_n_physical_cores();
+    return asked > 0 ? asked : gpu && cores > 1 ? cores - 1 : cores;
+}
+
+/* The device that --device and --vram ask for. */
+static const char *wanted_device(const struct sl_options *options)
+{
+    if (sl_options_given(options, SL_OPT_VRAM)) {
+        const struct sl_budget budget = sl_options_budget(options, SL_OPT_VRAM);
+        if (budget.kind == SL_BUDGET_BYTES && budget.bytes == 0) {
+            return "cpu"; /* no context either: nothing of the card is touched */
+        }
+    }
+    return sl_options_text(options, SL_OPT_DEVICE);
+}
+
 enum sluice_status sl_engine_open_device(struct sl_engine *e, const struct sl_options *options,
                                          struct sluice_error *err)
 {
@@ -38,24 +97,14 @@ enum sluice_status sl_engine_open_device(struct sl_engine *e, const struct sl_op
     if (level) {
         SL_TRY(sl_cpu_set_level_cap(level, err));
     }
-    struct sl_budget budget = {0};
-    const char *device = sl_options_text(options, SL_OPT_DEVICE);
-    if (sl_options_given(options, SL_OPT_VRAM)) {
-        budget = sl_options_budget(options, SL_OPT_VRAM);
-        if (budget.kind == SL_BUDGET_BYTES && budget.bytes == 0) {
-            device = "cpu"; /* no context either: nothing of the card is touched */
-        }
-    }
-    SL_TRY(open_gpu(e, device, err));
+    SL_TRY(open_gpu(e, wanted_device(options), err));
     if (e->device) {
         SL_TRY(e->device->vt->info(e->device, &e->info, err));
+        if (e->info.kind == SL_DEVICE_CUDA) {
+            save_description(&e->info);
+        }
     }
-    e->n_threads = (int)sl_options_int(options, SL_OPT_THREADS);
-    if (e->n_threads == 0) {
-        const int cores = sl_pool_n_physical_cores();
-        /* The thread that drives the GPU needs a core: never spin on both sides. */
-        e->n_threads = e->device && cores > 1 ? cores - 1 : cores;
-    }
+    e->n_threads = choose_threads(options, e->device != NULL);
     const struct sl_pool_options pool = {.n_threads = e->n_threads};
     return sl_pool_create(&e->pool, &pool, err);
 }
@@ -128,21 +177,66 @@ int32_t sl_engine_n_ctx(const struct sl_options *options, const struct sl_model 
                                                                                     : asked);
 }
 
-enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *options,
-                                  int32_t n_ctx, struct sluice_error *err)
+/* The model first: a wrong file should not wait for a GPU. */
+static enum sluice_status open_model(struct sl_engine *e, const struct sl_options *options,
+                                     int32_t n_ctx, struct sluice_error *err)
 {
     const char *path = NULL;
     memset(e, 0, sizeof *e);
     SL_TRY(sl_options_require(options, SL_OPT_MODEL, &path, err));
     const int64_t asked = n_ctx > 0 ? n_ctx : sl_options_int(options, SL_OPT_CTX_SIZE);
-    /* The model first: a wrong file should not wait for a GPU. */
     SL_TRY(sl_model_open(&e->model, path, (uint32_t)asked, err));
     e->n_ctx = n_ctx > 0 ? n_ctx : sl_engine_n_ctx(options, e->model);
-    SL_TRY(sl_engine_open_device(e, options, err));
-    SL_TRY(sl_engine_open_profile(e, err));
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status set_budget(struct sl_engine *e, const struct sl_options *options,
+                                     struct sluice_error *err)
+{
     const struct sl_budget budget = sl_options_budget(options, SL_OPT_VRAM);
     return sl_engine_resolve_budget(&budget, sl_options_flag(options, SL_OPT_VRAM_TOTAL), &e->info,
                                     &e->budget_bytes, err);
+}
+
+enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *options,
+                                  int32_t n_ctx, struct sluice_error *err)
+{
+    SL_TRY(open_model(e, options, n_ctx, err));
+    SL_TRY(sl_engine_open_device(e, options, err));
+    SL_TRY(sl_engine_open_profile(e, err));
+    return set_budget(e, options, err);
+}
+
+/* The kept profile of the described GPU; false when either is missing. */
+static bool load_known_machine(struct sl_engine *e, const struct sl_options *options)
+{
+    char name[64];
+    char *path = NULL;
+    if (!load_description(&e->info)) {
+        return false;
+    }
+    e->n_threads = choose_threads(options, true);
+    sl_profile_file_name(name, sizeof name, SL_DEVICE_CUDA, e->info.name, sl_cpu_name(),
+                         e->n_threads);
+    const bool good = sl_file_cache_path(name, &path, NULL) == SLUICE_STATUS_OK &&
+                      sl_file_exists(path) &&
+                      sl_profile_load(&e->profile, path, NULL) == SLUICE_STATUS_OK;
+    sl_free(path);
+    return good;
+}
+
+enum sluice_status sl_engine_open_dry(struct sl_engine *e, const struct sl_options *options,
+                                      struct sluice_error *err)
+{
+    SL_TRY(open_model(e, options, 0, err));
+    const char *const device = wanted_device(options);
+    const bool gpu = strcmp(device, "auto") == 0 || strcmp(device, "cuda") == 0;
+    if (!gpu || !load_known_machine(e, options)) {
+        memset(&e->info, 0, sizeof e->info);
+        SL_TRY(sl_engine_open_device(e, options, err));
+        SL_TRY(sl_engine_open_profile(e, err));
+    }
+    return set_budget(e, options, err);
 }
 
 void sl_engine_close(struct sl_engine *e)

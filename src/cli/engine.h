@@ -27,6 +27,10 @@ enum sluice_status sl_engine_open_device(struct sl_engine *e, const struct sl_op
                                          struct sluice_error *err);
 /* The profile of this machine, measured with a progress bar when there is none. */
 enum sluice_status sl_engine_open_profile(struct sl_engine *e, struct sluice_error *err);
+/* Model, profile and budget for planning alone: with what is known of this machine's GPU from an
+ * earlier run its context, which takes longer than a plan, is not made. */
+enum sluice_status sl_engine_open_dry(struct sl_engine *e, const struct sl_options *options,
+                                      struct sluice_error *err);
 /* All of it: device, model, profile, budget. `n_ctx` > 0 overrides --ctx-size. */
 enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *options,
                                   int32_t n_ctx, struct sluice_error *err);
