@@ -13,13 +13,17 @@
 
 static void list_shapes(void)
 {
-    printf("%-14s %-7s %6s %6s %6s %6s %8s %8s %7s %8s\n", "shape", "arch", "layers", "embd", "ff",
-           "heads", "kv-heads", "head-dim", "vocab", "ctx");
+    printf("%-14s %-8s %6s %6s %6s %8s %6s %8s %8s %7s %8s\n", "shape", "arch", "layers", "embd",
+           "ff", "experts", "heads", "kv-heads", "head-dim", "vocab", "ctx");
     const struct sl_synth_shape *s;
     for (size_t i = 0; (s = sl_synth_shape_at(i)) != NULL; i++) {
-        printf("%-14s %-7s %6u %6u %6u %6u %8u %8u %7u %8u\n", s->name, sl_synth_arch_name(s->arch),
-               s->n_layers, s->n_embd, s->n_ff, s->n_heads, s->n_kv_heads, s->head_dim, s->n_vocab,
-               s->n_ctx);
+        char experts[24] = "-";
+        if (s->n_experts > 0) {
+            snprintf(experts, sizeof(experts), "%u/%u", s->n_experts_used, s->n_experts);
+        }
+        printf("%-14s %-8s %6u %6u %6u %8s %6u %8u %8u %7u %8u\n", s->name,
+               sl_synth_arch_name(s->arch), s->n_layers, s->n_embd, s->n_ff, experts, s->n_heads,
+               s->n_kv_heads, s->head_dim, s->n_vocab, s->n_ctx);
     }
 }
 
@@ -67,11 +71,16 @@ static void change_shape(const struct sl_options *options, struct sl_synth_shape
         {SL_OPT_HEAD_DIM, &shape->head_dim},
         {SL_OPT_VOCAB, &shape->n_vocab},
         {SL_OPT_SYNTH_CTX, &shape->n_ctx},
+        {SL_OPT_EXPERTS, &shape->n_experts},
+        {SL_OPT_EXPERTS_USED, &shape->n_experts_used},
     };
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         if (sl_options_given(options, numbers[i].id)) {
             *numbers[i].field = (uint32_t)sl_options_int(options, numbers[i].id);
         }
+    }
+    if (sl_options_given(options, SL_OPT_EXPERT_SKEW)) {
+        shape->expert_skew = (float)sl_options_float(options, SL_OPT_EXPERT_SKEW);
     }
 }
 

@@ -43,6 +43,24 @@ static enum sluice_status check_shape(const struct sl_synth_shape *s, struct slu
     }
     SL_CHECK(s->n_heads % s->n_kv_heads == 0, INVALID_ARGUMENT, err,
              "heads (%u) is no multiple of kv-heads (%u)", s->n_heads, s->n_kv_heads);
+    SL_CHECK(s->n_experts <= 1024, INVALID_ARGUMENT, err, "experts is %u (allowed: up to 1024)",
+             s->n_experts);
+    const uint32_t most = s->n_experts < 64 ? s->n_experts : 64;
+    const bool used = s->n_experts == 0 ? s->n_experts_used == 0
+                                        : s->n_experts_used >= 1 && s->n_experts_used <= most;
+    SL_CHECK(used, INVALID_ARGUMENT, err, "experts-used is %u (allowed with %u experts: %u to %u)",
+             s->n_experts_used, s->n_experts, s->n_experts > 0 ? 1 : 0, most);
+    SL_CHECK(s->n_experts == 0 || s->arch == SL_SYNTH_LLAMA || s->arch == SL_SYNTH_QWEN3MOE,
+             INVALID_ARGUMENT, err, "an architecture '%s' has no experts",
+             sl_synth_arch_name(s->arch));
+    SL_CHECK(s->n_experts > 0 || s->arch != SL_SYNTH_QWEN3MOE, INVALID_ARGUMENT, err,
+             "a qwen3moe model needs experts");
+    SL_CHECK(s->expert_skew >= 0 && s->expert_skew <= 0.95f, INVALID_ARGUMENT, err,
+             "expert-skew is %g (allowed: 0 to 0.95)", (double)s->expert_skew);
+    SL_CHECK(s->expert_skew == 0 || s->n_experts > 0, INVALID_ARGUMENT, err,
+             "expert-skew is for mixtures of experts");
+    SL_CHECK(s->n_experts == 0 || !s->tied, INVALID_ARGUMENT, err,
+             "mixtures of experts have an output matrix of their own");
     return SLUICE_STATUS_OK;
 }
 
@@ -86,7 +104,16 @@ static void write_hparams(struct sl_gguf_writer *w, const struct sl_synth_option
     set_u32(&k, "block_count", s->n_layers);
     set_u32(&k, "context_length", s->n_ctx);
     set_u32(&k, "embedding_length", s->n_embd);
-    set_u32(&k, "feed_forward_length", s->n_ff);
+    if (s->arch == SL_SYNTH_QWEN3MOE) { /* as if all of a token's experts were one */
+        set_u32(&k, "feed_forward_length", s->n_ff * s->n_experts_used);
+        set_u32(&k, "expert_feed_forward_length", s->n_ff);
+    } else {
+        set_u32(&k, "feed_forward_length", s->n_ff);
+    }
+    if (s->n_experts > 0) {
+        set_u32(&k, "expert_count", s->n_experts);
+        set_u32(&k, "expert_used_count", s->n_experts_used);
+    }
     set_u32(&k, "attention.head_count", s->n_heads);
     set_u32(&k, "attention.head_count_kv", s->n_kv_heads);
     set_u32(&k, "attention.key_length", s->head_dim);
@@ -143,7 +170,8 @@ static void run_job(void *arg, int thread, int n_threads)
             return;
         }
         const size_t left = (job->fill.bytes - at) / job->block_bytes;
-        sl_synth_fill(job->filler, job->first_piece + piece, job->fill.data + at,
+        const uint64_t number = job->first_piece + piece;
+        sl_synth_fill(job->filler, number, number * job->blocks_per_piece, job->fill.data + at,
                       left < job->blocks_per_piece ? left : job->blocks_per_piece);
     }
 }

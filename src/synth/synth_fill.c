@@ -82,6 +82,10 @@ void sl_synth_filler_init(struct sl_synth_filler *filler, const struct sl_synth_
     filler->type = tensor->type;
     filler->mean = tensor->mean;
     filler->spread = tensor->spread;
+    const size_t block_items = sl_type_traits((uint32_t)tensor->type)->block_items;
+    filler->row_blocks = (size_t)tensor->dims[0] / block_items;
+    filler->common_blocks = (size_t)tensor->n_common / block_items;
+    filler->common_spread = tensor->common_spread;
     /* By name, so that a tensor does not change when others come before it. */
     filler->seed = mix64(seed ^ 0x5851f42d4c957f2du);
     for (const char *p = tensor->name; *p != '\0'; p++) {
@@ -240,10 +244,9 @@ static void fix_mxfp4(uint64_t *state, struct sl_block_mxfp4 *blocks, size_t n, 
     }
 }
 
-static void fix_blocks(const struct sl_synth_filler *f, uint64_t *state, void *dst, size_t n)
+static void fix_blocks(enum sl_type type, float s, uint64_t *state, void *dst, size_t n)
 {
-    const float s = f->spread;
-    switch (f->type) {
+    switch (type) {
     case SL_TYPE_Q4_0:
         set_scales(state, dst, n, sizeof(struct sl_block_q4_0), s / RMS_Q4_0);
         break;
@@ -288,7 +291,32 @@ static void fix_blocks(const struct sl_synth_filler *f, uint64_t *state, void *d
     }
 }
 
-void sl_synth_fill(const struct sl_synth_filler *filler, uint64_t piece, void *dst, size_t n_blocks)
+/* Block `column` of every row. */
+static void fill_common(const struct sl_synth_filler *f, size_t column, void *dst)
+{
+    uint64_t state = mix64(f->seed ^ mix64(0x632be59bd9b4e019u + column));
+    const size_t bytes = sl_type_traits((uint32_t)f->type)->block_bytes;
+    const float ratio = f->common_spread / f->spread;
+    if (f->type == SL_TYPE_F32) {
+        float x;
+        fill_f32(f, &state, &x, 1);
+        x *= ratio;
+        memcpy(dst, &x, sizeof(x));
+    } else if (f->type == SL_TYPE_F16 || f->type == SL_TYPE_BF16) {
+        uint16_t h;
+        float x;
+        fill_u16(f, &state, &h, 1);
+        sl_dequantize_row(f->type, &h, &x, 1);
+        x *= ratio;
+        sl_quantize_row(f->type, &x, dst, 1);
+    } else {
+        random_bytes(&state, dst, bytes);
+        fix_blocks(f->type, f->common_spread, &state, dst, 1);
+    }
+}
+
+static void fill_random(const struct sl_synth_filler *filler, uint64_t piece, void *dst,
+                        size_t n_blocks)
 {
     uint64_t state = mix64(filler->seed + piece);
     switch (filler->type) {
@@ -301,7 +329,20 @@ void sl_synth_fill(const struct sl_synth_filler *filler, uint64_t piece, void *d
         break;
     default:
         random_bytes(&state, dst, n_blocks * sl_type_traits((uint32_t)filler->type)->block_bytes);
-        fix_blocks(filler, &state, dst, n_blocks);
+        fix_blocks(filler->type, filler->spread, &state, dst, n_blocks);
         break;
+    }
+}
+
+void sl_synth_fill(const struct sl_synth_filler *filler, uint64_t piece, uint64_t first_block,
+                   void *dst, size_t n_blocks)
+{
+    fill_random(filler, piece, dst, n_blocks);
+    const size_t block_bytes = sl_type_traits((uint32_t)filler->type)->block_bytes;
+    for (size_t i = 0; filler->common_blocks > 0 && i < n_blocks; i++) {
+        const size_t column = (size_t)((first_block + i) % filler->row_blocks);
+        if (column < filler->common_blocks) {
+            fill_common(filler, column, (uint8_t *)dst + i * block_bytes);
+        }
     }
 }

@@ -8,8 +8,6 @@
  *   synth_fill.c     random bytes that are valid blocks of a type
  *   synth_vocab.c    vocabularies
  *
- * Mixtures of experts will add expert counts to the shape and three-dimensional tensors to the
- * list; nothing else here depends on a model being dense.
  */
 #ifndef SL_SYNTH_INTERNAL_H
 #define SL_SYNTH_INTERNAL_H
@@ -22,8 +20,11 @@ struct sl_synth_tensor {
     enum sl_type type;
     uint32_t n_dims;
     int64_t dims[SL_GGUF_MAX_DIMS];
-    float mean;          /* of F32 vectors */
-    float spread;        /* standard deviation of the items */
+    float mean;   /* of F32 vectors */
+    float spread; /* standard deviation of the items */
+    /* The first n_common columns are the same in every row, with a spread of their own. */
+    int64_t n_common;
+    float common_spread;
     const float *values; /* exact content of an F32 vector instead; borrowed from the list */
 };
 
@@ -32,6 +33,7 @@ struct sl_synth_tensors {
     size_t n;
     size_t capacity;
     float *rope_factors; /* [head_dim / 2] or NULL */
+    float *output_norm;  /* [n_embd] or NULL */
     bool out_of_memory;
 };
 
@@ -59,6 +61,9 @@ struct sl_synth_filler {
     float mean;
     float spread;
     uint64_t seed;
+    size_t row_blocks;    /* blocks of a row */
+    size_t common_blocks; /* at the start of each row, alike in all */
+    float common_spread;
     union {
         float f32[SL_SYNTH_N_LEVELS];
         uint16_t u16[SL_SYNTH_N_LEVELS];
@@ -67,8 +72,9 @@ struct sl_synth_filler {
 void sl_synth_filler_init(struct sl_synth_filler *filler, const struct sl_synth_levels *levels,
                           const struct sl_synth_tensor *tensor, uint64_t seed);
 
-/* Fill blocks with random content that depends on the filler and `piece` alone. Thread-safe. */
-void sl_synth_fill(const struct sl_synth_filler *filler, uint64_t piece, void *dst,
-                   size_t n_blocks);
+/* Fill blocks with random content that depends on the filler and `piece` alone. `first_block` is
+ * the number of the first of them in the tensor. Thread-safe. */
+void sl_synth_fill(const struct sl_synth_filler *filler, uint64_t piece, uint64_t first_block,
+                   void *dst, size_t n_blocks);
 
 #endif

@@ -45,6 +45,18 @@ static const struct sl_synth_shape shapes[] = {
      SIZES(                                        34, 2560, 10240,  8,  4, 256, 262144, 131072),
      .rope_base = 1000000, .norm_eps = 1e-6f, .rope_factor = 8, .window = 1024,
      .vocab = SL_SYNTH_VOCAB_GEMMA},
+    {.name = "qwen30b", .title = "Qwen 3 30B-A3B shape", .arch = SL_SYNTH_QWEN3MOE,
+     SIZES(                                        48, 2048,   768, 32,  4, 128, 151936,  40960),
+     .n_experts = 128, .n_experts_used = 8,
+     .rope_base = 1000000, .norm_eps = 1e-6f, .vocab = SL_SYNTH_VOCAB_QWEN},
+    {.name = "qwen235b", .title = "Qwen 3 235B-A22B shape", .arch = SL_SYNTH_QWEN3MOE,
+     SIZES(                                        94, 4096,  1536, 64,  4, 128, 151936,  40960),
+     .n_experts = 128, .n_experts_used = 8,
+     .rope_base = 1000000, .norm_eps = 1e-6f, .vocab = SL_SYNTH_VOCAB_QWEN},
+    {.name = "mixtral", .title = "Mixtral 8x7B shape", .arch = SL_SYNTH_LLAMA,
+     SIZES(                                        32, 4096, 14336, 32,  8, 128,  32000,  32768),
+     .n_experts = 8, .n_experts_used = 2,
+     .rope_base = 1000000, .norm_eps = 1e-5f, .vocab = SL_SYNTH_VOCAB_TEKKEN},
     {.name = "tiny-llama", .title = "Tiny Llama", .arch = SL_SYNTH_LLAMA,
      SIZES(                                         4,  256,   512,  8,  2,  32,    320,   2048),
      .rope_base = 10000, .norm_eps = 1e-5f, .rope_factor = 8, .rope_ctx = 512,
@@ -59,15 +71,17 @@ static const struct sl_synth_shape shapes[] = {
      SIZES(                                         8,  256,   512,  4,  1,  64,    384,   2048),
      .rope_base = 1000000, .norm_eps = 1e-6f, .rope_factor = 8, .window = 32,
      .vocab = SL_SYNTH_VOCAB_GEMMA},
+    {.name = "tiny-qwen3moe", .title = "Tiny Qwen 3 mixture", .arch = SL_SYNTH_QWEN3MOE,
+     SIZES(                                         4,  256,   256,  4,  2,  64,    320,   2048),
+     .n_experts = 16, .n_experts_used = 4,
+     .rope_base = 1000000, .norm_eps = 1e-6f, .vocab = SL_SYNTH_VOCAB_QWEN},
 };
 /* clang-format on */
 #define N_SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
 static const char *const arch_names[] = {
-    [SL_SYNTH_LLAMA] = "llama",
-    [SL_SYNTH_QWEN2] = "qwen2",
-    [SL_SYNTH_QWEN3] = "qwen3",
-    [SL_SYNTH_GEMMA3] = "gemma3",
+    [SL_SYNTH_LLAMA] = "llama",   [SL_SYNTH_QWEN2] = "qwen2",       [SL_SYNTH_QWEN3] = "qwen3",
+    [SL_SYNTH_GEMMA3] = "gemma3", [SL_SYNTH_QWEN3MOE] = "qwen3moe",
 };
 
 const struct sl_synth_shape *sl_synth_shape_at(size_t index)

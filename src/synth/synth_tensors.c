@@ -3,6 +3,11 @@
  * Which tensors a shape has. A matrix of n columns gets the spread 1 / sqrt(n), so that a product
  * with a normed input has spread 1 again; the output matrix gets more, so that the next token is
  * not a toss-up between near-equal logits.
+ *
+ * In mixtures the embedding has spread 1 and what layers add is small beside it: were it large, all
+ * tokens would be alike after some layers and go to the same experts. A wanted skew comes from
+ * columns of the embedding that all rows have in common: through a layer's router they favour some
+ * experts in every token. The output norm leaves those columns out, or all logits would share them.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -13,9 +18,10 @@
 #include "synth/synth_internal.h"
 
 #define OUTPUT_GAIN 2.0f
+#define MIXTURE_RESIDUAL_GAIN 0.2f
 #define VECTOR_SPREAD 0.1f
 
-enum role { ROLE_OTHER, ROLE_VALUE, ROLE_DOWN, ROLE_OUTPUT };
+enum role { ROLE_OTHER, ROLE_VALUE, ROLE_RESIDUAL, ROLE_DOWN, ROLE_OUTPUT };
 
 /* What a type becomes when rows are no whole number of its blocks: the next larger type with
  * blocks of 32, then F16. The same choice that common quantization programs make. */
@@ -50,7 +56,7 @@ static bool gets_more_bits(uint32_t layer, uint32_t n_layers)
 static enum sl_type pick_type(const struct sl_synth_mix *mix, enum role role, uint32_t layer,
                               uint32_t n_layers)
 {
-    if (!mix->mixed || role == ROLE_OTHER) {
+    if (!mix->mixed || role == ROLE_OTHER || role == ROLE_RESIDUAL) {
         return mix->type;
     }
     return role == ROLE_OUTPUT || gets_more_bits(layer, n_layers) ? SL_TYPE_Q6_K : mix->type;
@@ -88,8 +94,8 @@ struct listing {
     uint32_t layer;
 };
 
-static void add_matrix(const struct listing *l, const char *name, enum role role, int64_t n_cols,
-                       int64_t n_rows)
+static struct sl_synth_tensor *add_matrix(const struct listing *l, const char *name, enum role role,
+                                          int64_t n_cols, int64_t n_rows)
 {
     struct sl_synth_tensor *t = add(l->list, "blk.%u.%s.weight", l->layer, name);
     if (t != NULL) {
@@ -98,6 +104,30 @@ static void add_matrix(const struct listing *l, const char *name, enum role role
         t->dims[0] = n_cols;
         t->dims[1] = n_rows;
         t->spread = 1.0f / sqrtf((float)n_cols);
+        if (l->shape->n_experts > 0 && (role == ROLE_RESIDUAL || role == ROLE_DOWN)) {
+            t->spread *= MIXTURE_RESIDUAL_GAIN;
+        }
+    }
+    return t;
+}
+
+/* One such matrix for every expert. */
+static void add_experts(const struct listing *l, const char *name, enum role role, int64_t n_cols,
+                        int64_t n_rows)
+{
+    struct sl_synth_tensor *t = add_matrix(l, name, role, n_cols, n_rows);
+    if (t != NULL) {
+        t->n_dims = 3;
+        t->dims[2] = l->shape->n_experts;
+    }
+}
+
+static void add_router(const struct listing *l)
+{
+    struct sl_synth_tensor *t =
+        add_matrix(l, "ffn_gate_inp", ROLE_OTHER, l->shape->n_embd, l->shape->n_experts);
+    if (t != NULL) {
+        t->type = SL_TYPE_F32;
     }
 }
 
@@ -126,15 +156,22 @@ static void add_layer(const struct listing *l)
         add_vector(l, "attn_k.bias", 0, kv);
         add_vector(l, "attn_v.bias", 0, kv);
     }
-    if (s->arch == SL_SYNTH_QWEN3 || s->arch == SL_SYNTH_GEMMA3) {
+    if (s->arch == SL_SYNTH_QWEN3 || s->arch == SL_SYNTH_QWEN3MOE || s->arch == SL_SYNTH_GEMMA3) {
         add_vector(l, "attn_q_norm.weight", 1, s->head_dim);
         add_vector(l, "attn_k_norm.weight", 1, s->head_dim);
     }
-    add_matrix(l, "attn_output", ROLE_OTHER, q, embd);
+    add_matrix(l, "attn_output", ROLE_RESIDUAL, q, embd);
     if (s->arch == SL_SYNTH_GEMMA3) {
         add_vector(l, "post_attention_norm.weight", 1, embd);
     }
     add_vector(l, "ffn_norm.weight", 1, embd);
+    if (s->n_experts > 0) {
+        add_router(l);
+        add_experts(l, "ffn_gate_exps", ROLE_OTHER, embd, s->n_ff);
+        add_experts(l, "ffn_up_exps", ROLE_OTHER, embd, s->n_ff);
+        add_experts(l, "ffn_down_exps", ROLE_DOWN, s->n_ff, embd);
+        return;
+    }
     add_matrix(l, "ffn_gate", ROLE_OTHER, embd, s->n_ff);
     add_matrix(l, "ffn_up", ROLE_OTHER, embd, s->n_ff);
     add_matrix(l, "ffn_down", ROLE_DOWN, s->n_ff, embd);
@@ -143,7 +180,8 @@ static void add_layer(const struct listing *l)
     }
 }
 
-static void add_vocab_matrix(const struct listing *l, const char *name, enum role role, float gain)
+static struct sl_synth_tensor *add_vocab_matrix(const struct listing *l, const char *name,
+                                                enum role role, float gain)
 {
     struct sl_synth_tensor *t = add(l->list, "%s", name);
     if (t != NULL) {
@@ -152,6 +190,32 @@ static void add_vocab_matrix(const struct listing *l, const char *name, enum rol
         t->dims[0] = l->shape->n_embd;
         t->dims[1] = l->shape->n_vocab;
         t->spread = gain / sqrtf((float)l->shape->n_embd);
+    }
+    return t;
+}
+
+/* An eighth of the columns, in whole blocks, carries the common part of the energy. */
+static void add_mixture_embedding(const struct listing *l)
+{
+    const struct sl_synth_shape *s = l->shape;
+    struct sl_synth_tensor *t = add_vocab_matrix(l, "token_embd.weight", ROLE_OTHER, 1);
+    if (t == NULL) {
+        return;
+    }
+    t->spread = 1;
+    const int64_t block = sl_type_traits((uint32_t)t->type)->block_items;
+    const int64_t n_common = (s->n_embd / 8 + block - 1) / block * block;
+    if (s->expert_skew == 0 || n_common == s->n_embd) {
+        return; /* sl_synth_tensors_init refuses a skew that has no room */
+    }
+    const float n = (float)s->n_embd;
+    t->n_common = n_common;
+    t->common_spread = sqrtf(s->expert_skew * n / (float)n_common);
+    t->spread = sqrtf((1 - s->expert_skew) * n / (n - (float)n_common));
+    l->list->output_norm = sl_calloc(SL_MEM_GGUF, s->n_embd, sizeof(float));
+    l->list->out_of_memory = l->list->out_of_memory || l->list->output_norm == NULL;
+    for (int64_t i = n_common; l->list->output_norm != NULL && i < s->n_embd; i++) {
+        l->list->output_norm[i] = 1 / t->spread;
     }
 }
 
@@ -186,8 +250,12 @@ enum sluice_status sl_synth_tensors_init(struct sl_synth_tensors *list,
 {
     *list = (struct sl_synth_tensors){0};
     struct listing l = {.list = list, .shape = shape, .mix = mix};
-    add_vocab_matrix(&l, "token_embd.weight", shape->tied ? ROLE_OUTPUT : ROLE_OTHER,
-                     shape->tied ? OUTPUT_GAIN : 1);
+    if (shape->n_experts > 0) {
+        add_mixture_embedding(&l);
+    } else {
+        add_vocab_matrix(&l, "token_embd.weight", shape->tied ? ROLE_OUTPUT : ROLE_OTHER,
+                         shape->tied ? OUTPUT_GAIN : 1);
+    }
     if (shape->rope_ctx > 0) {
         add_rope_factors(&l);
     }
@@ -201,20 +269,31 @@ enum sluice_status sl_synth_tensors_init(struct sl_synth_tensors *list,
          * signs take that away. */
         norm->mean = shape->tied ? 0 : 1;
         norm->spread = shape->tied ? 1 : VECTOR_SPREAD;
+        norm->values = list->output_norm;
     }
     if (!shape->tied) {
         add_vocab_matrix(&l, "output.weight", ROLE_OUTPUT, OUTPUT_GAIN);
     }
+    enum sluice_status status = SLUICE_STATUS_OK;
     if (list->out_of_memory) {
-        sl_synth_tensors_finish(list);
-        return sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "out of memory for the tensor list");
+        status =
+            sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "out of memory for the tensor list");
+    } else if (shape->expert_skew > 0 && list->output_norm == NULL) {
+        status = sl_error_set(err, SLUICE_STATUS_INVALID_ARGUMENT,
+                              "expert-skew needs embedding rows of at least two blocks; %u columns "
+                              "of %s have one",
+                              shape->n_embd, sl_type_name((uint32_t)list->items[0].type));
     }
-    return SLUICE_STATUS_OK;
+    if (status != SLUICE_STATUS_OK) {
+        sl_synth_tensors_finish(list);
+    }
+    return status;
 }
 
 void sl_synth_tensors_finish(struct sl_synth_tensors *list)
 {
     sl_free(list->items);
     sl_free(list->rope_factors);
+    sl_free(list->output_norm);
     *list = (struct sl_synth_tensors){0};
 }

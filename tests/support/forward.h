@@ -18,6 +18,9 @@ struct forward {
     size_t kv_layer_bytes;
     char *kv;
     int32_t n_ctx; /* positions that the cache holds */
+    /* Called after each operator; or NULL. */
+    void (*watch)(void *user, const struct sl_shard *shard, const struct sl_op *op);
+    void *watch_user;
 };
 
 static inline void forward_init(struct forward *f, const struct sl_model *model, int32_t n_ctx,
@@ -92,6 +95,9 @@ static inline bool forward_run(struct forward *f, const int32_t *tokens, int32_t
             ok = forward_validate(&ops[i], err);
             if (ok) {
                 sl_op_run_ref(&ops[i]);
+            }
+            if (ok && f->watch != NULL) {
+                f->watch(f->watch_user, shard, &ops[i]);
             }
         }
         free(bind.workspace);

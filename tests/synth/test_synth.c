@@ -155,9 +155,10 @@ static void check_logits(const char *shape)
 static void test_models(void **state)
 {
     (void)state;
-    static const char *const shapes[] = {"tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"};
+    static const char *const shapes[] = {"tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3",
+                                         "tiny-qwen3moe"};
     static const char *const types[] = {"F16", "Q4_K", "Q4_K_M", "MXFP4"};
-    for (size_t s = 0; s < 4; s++) {
+    for (size_t s = 0; s < 5; s++) {
         for (size_t t = 0; t < 4; t++) {
             write_model(shapes[s], types[t]);
             check_text(shapes[s]);
@@ -165,6 +166,103 @@ static void test_models(void **state)
         }
     }
     assert_int_equal(sl_mem_n_blocks(), 0);
+}
+
+/* -------------------------------------------------------- use of experts */
+
+#define USE_LAYERS 12
+#define USE_EXPERTS 32
+#define USE_CHOSEN 4
+#define USE_TOKENS 192
+
+struct expert_use {
+    int calls[USE_LAYERS][USE_EXPERTS];
+};
+
+static void count_choice(void *user, const struct sl_shard *shard, const struct sl_op *op)
+{
+    struct expert_use *use = user;
+    if (op->kind == SL_OP_ROUTER) {
+        for (int i = 0; i < op->n_tokens * op->router.n_used; i++) {
+            use->calls[shard->layer][op->router.ids[i]]++;
+        }
+    }
+}
+
+static int by_calls(const void *a, const void *b)
+{
+    return *(const int *)b - *(const int *)a;
+}
+
+/* The part of all calls in a layer that its n busiest experts serve. */
+static double busiest(const struct expert_use *use, int layer, int n)
+{
+    int calls[USE_EXPERTS];
+    memcpy(calls, use->calls[layer], sizeof(calls));
+    qsort(calls, USE_EXPERTS, sizeof(calls[0]), by_calls);
+    int sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += calls[i];
+    }
+    return (double)sum / (USE_TOKENS * USE_CHOSEN);
+}
+
+/* Write a model of some depth and count the experts that a text uses. */
+static void use_experts(const char *type, float skew, struct expert_use *use)
+{
+    struct sluice_error err = {0};
+    struct sl_synth_options o = options_of("tiny-qwen3moe", type);
+    o.shape.n_layers = USE_LAYERS;
+    o.shape.n_embd = 512;
+    o.shape.n_experts = USE_EXPERTS;
+    o.shape.n_experts_used = USE_CHOSEN;
+    o.shape.n_ff = 32;
+    o.shape.expert_skew = skew;
+    assert_ok(sl_synth_write(&o, PATH, &err), err);
+    struct sl_model *model;
+    struct forward f;
+    int32_t tokens[USE_TOKENS];
+    for (int i = 0; i < USE_TOKENS; i++) {
+        tokens[i] = (40 + 7 * i) % (int32_t)o.shape.n_vocab;
+    }
+    assert_ok(sl_model_open(&model, PATH, 0, &err), err);
+    forward_init(&f, model, USE_TOKENS, SL_TYPE_F16);
+    f.watch = count_choice;
+    f.watch_user = use;
+    memset(use, 0, sizeof(*use));
+    if (!forward_run(&f, tokens, USE_TOKENS, 0, 0, NULL, &err)) {
+        fail_msg("%s", err.message);
+    }
+    forward_finish(&f);
+    sl_model_close(&model);
+}
+
+/* 13 of 32 experts are 40 %. Without skew they serve little more than that in every layer, the
+ * last like the first; with the skew of real models nearly all. */
+static void test_expert_use(void **state)
+{
+    (void)state;
+    static const char *const types[] = {"F16", "Q8_0", "Q4_K"};
+    for (size_t t = 0; t < 3; t++) {
+        struct expert_use use;
+        use_experts(types[t], 0, &use);
+        double even = 0;
+        for (int layer = 0; layer < USE_LAYERS; layer++) {
+            const double share = busiest(&use, layer, 13);
+            even += share / USE_LAYERS;
+            if (!(share < 0.62)) {
+                fail_msg("%s: layer %d: 40 %% of the experts serve %g", types[t], layer, share);
+            }
+        }
+        use_experts(types[t], 0.65F, &use);
+        double skewed = 0;
+        for (int layer = 0; layer < USE_LAYERS; layer++) {
+            skewed += busiest(&use, layer, 13) / USE_LAYERS;
+        }
+        print_message("%s: 40 %% of the experts serve %.2f, with skew %.2f\n", types[t], even,
+                      skewed);
+        assert_true(skewed > 0.85);
+    }
 }
 
 /* Every shape of the table is one that can be written; its names are unique. */
@@ -179,7 +277,7 @@ static void test_shapes(void **state)
         assert_int_equal(shape->head_dim % 32, 0);
         assert_int_equal(shape->n_embd % 32, 0);
     }
-    assert_true(n >= 14);
+    assert_true(n >= 18);
     assert_null(sl_synth_shape_find("nothing"));
 }
 
@@ -269,6 +367,18 @@ static void test_failures(void **state)
     o.shape.head_dim = 48;
     assert_status(sl_synth_write(&o, PATH, &err), INVALID_ARGUMENT);
     assert_mentions(err, "head-dim is 48");
+    o = options_of("tiny-qwen3moe", "Q4_K");
+    o.shape.n_experts_used = 17;
+    assert_status(sl_synth_write(&o, PATH, &err), INVALID_ARGUMENT);
+    assert_mentions(err, "experts-used is 17");
+    o.shape.n_experts_used = 2;
+    o.shape.expert_skew = 0.5F;
+    assert_status(sl_synth_write(&o, PATH, &err), INVALID_ARGUMENT);
+    assert_mentions(err, "at least two blocks");
+    o = options_of("tiny-llama", "Q8_0");
+    o.shape.expert_skew = 0.5F;
+    assert_status(sl_synth_write(&o, PATH, &err), INVALID_ARGUMENT);
+    assert_mentions(err, "mixtures");
     assert_false(sl_file_exists(PATH));
     struct sl_synth_mix mix;
     assert_false(sl_synth_mix_from_name("IQ2_XS", &mix)); /* listed, but does not compute */
@@ -311,7 +421,7 @@ int main(void)
         cmocka_unit_test(test_spread),        cmocka_unit_test(test_models),
         cmocka_unit_test(test_shapes),        cmocka_unit_test(test_fallback),
         cmocka_unit_test(test_threads),       cmocka_unit_test(test_failures),
-        cmocka_unit_test(test_memory_faults),
+        cmocka_unit_test(test_memory_faults), cmocka_unit_test(test_expert_use),
     };
     return cmocka_run_group_tests(tests, NULL, clean_up);
 }
