@@ -10,9 +10,9 @@
  *   | consts | KV of layers < n_kv_layers | resident shards -> ... | ring | activations |
  *
  * The first three parts are the same in all tiers. Resident shards lie in one fixed order
- * (attention before FFN before the head, each in file order), each tier holding a prefix of it, so
- * that switching tiers uploads only what the longer prefix has more. Ring and activations sit at
- * the top and differ between tiers.
+ * (attention in file order, FFNs so that any prefix is spread over the depth, the head), each tier
+ * holding a prefix of it, so that switching tiers uploads only what the longer prefix has more.
+ * Ring and activations sit at the top and differ between tiers.
  *
  * KV has one home for all tiers: layers < n_kv_layers keep it in VRAM (their attention then runs
  * on the GPU in every tier), the others in system memory (attention on the CPU, or streamed with

@@ -195,6 +195,15 @@ void sl_search_finish(struct sl_search *s)
     memset(s, 0, sizeof *s);
 }
 
+static int32_t reverse_bits(int32_t value, int32_t n_bits)
+{
+    int32_t out = 0;
+    for (int32_t i = 0; i < n_bits; i++) {
+        out = out << 1 | (value >> i & 1);
+    }
+    return out;
+}
+
 int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers, int32_t *order)
 {
     int32_t n = 0;
@@ -204,9 +213,16 @@ int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers,
             order[n++] = i;
         }
     }
-    for (int32_t i = 0; i < s->n_shards; i++) {
-        if (s->model->shards[i].kind == SL_SHARD_FFN) {
-            order[n++] = i;
+    /* Any prefix is spread evenly over the depth, so that the copies of the others hide behind the
+     * work of the resident ones: layers in the order of their bits read backwards. */
+    int32_t n_bits = 0;
+    while ((1 << n_bits) < s->n_layers) {
+        n_bits++;
+    }
+    for (int32_t r = 0; r < 1 << n_bits; r++) {
+        const int32_t layer = reverse_bits(r, n_bits);
+        if (layer < s->n_layers) {
+            order[n++] = 2 * layer + 1; /* its FFN */
         }
     }
     order[n++] = s->n_shards - 1; /* the head */

@@ -322,7 +322,8 @@ static void test_budgets(void **state)
                     const struct sl_plan_options o =
                         plan_options(whole * k / N_BUDGETS, SL_STRATEGY_AUTO, ubatches[u]);
                     assert_true(make_plan(models[m], &profile, &o, &score, &needed));
-                    if (score > 1.03 * best) {
+                    /* Shards are large steps in a model of a few layers. */
+                    if (score > 1.05 * best) {
                         fail_msg("%s, machine %d, micro-batch %d, budget %llu of %llu: %.4g ns, "
                                  "%.3f times that of a smaller one",
                                  model_names[m], machine, ubatches[u],
