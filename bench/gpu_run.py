@@ -121,6 +121,7 @@ class Session:
             print(text[:200])
 
     def real(self, path):
+        self.bench(path, 60, vram="32M,64M,auto", n_prompt="512", n_gen="64")
         self.kl(path, 256, ["64", "128", "0"])
         text = self.run([self.program("sluice"), "perplexity", "-m", path, "--json",
                          "/usr/share/common-licenses/GPL-3"], 100)

@@ -304,7 +304,7 @@ static uint64_t whole_budget(const struct sl_model *model, const struct sl_profi
 static const int ubatches[] = {0, 4, 64};
 #define N_UBATCHES (sizeof ubatches / sizeof ubatches[0])
 
-/* Every budget works, and more of it is never predicted to be slower by more than 3 %. */
+/* Every budget works, and more of it is never predicted to be slower by more than 5 %. */
 static void test_budgets(void **state)
 {
     (void)state;
