@@ -23,8 +23,6 @@ struct sl_segment {
     struct sl_graph *graph;                /* NULL: not recorded yet */
 };
 
-/* Tiers whose passes are short enough for launches to count. */
-#define SL_N_GRAPH_TIERS 3
 /* n_kv_max is rounded up to this, so that a graph serves many passes. */
 #define SL_GRAPH_KV_STEP 256
 /* Recording costs as much as some passes. */

@@ -239,21 +239,34 @@ static enum sluice_status time_cpu_busy(struct bench *b, struct sl_op op, double
     return b->vt->stream_sync(b->o->device, b->copy, b->err);
 }
 
-/* Median time of one op in a list of n on the device, each on other bytes. */
-static enum sluice_status time_gpu(struct bench *b, struct sl_op op, int n, double *out)
+/* Queue the list: as a graph where the device has them, since passes that are short enough for
+ * launches to count are replayed as graphs too. */
+static enum sluice_status queue_ops(struct bench *b, const struct sl_op *ops, int n,
+                                    struct sl_graph **graph)
 {
-    struct sl_op ops[MAX_BATCH];
-    double ns[3];
-    set_positions(b->pos, &op);
-    SL_TRY(b->vt->copy_to_device(b->o->device, b->compute, b->d_pos, b->pos,
-                                 (size_t)op.n_tokens * sizeof(int32_t), b->err));
-    for (int r = -1; r < 3; r++) {
-        for (int i = 0; i < n; i++) {
-            ops[i] = op;
-            bind_op(&ops[i], device_cold(b, op_cold_bytes(&op)), b->d_x, b->d_y, b->d_pos);
+    struct sl_device *const dev = b->o->device;
+    if (!b->vt->graph_begin) {
+        return b->vt->run(dev, b->compute, ops, n, b->d_scratch, b->err);
+    }
+    if (!*graph) {
+        SL_TRY(b->vt->graph_begin(dev, b->compute, b->err));
+        const enum sluice_status status = b->vt->run(dev, b->compute, ops, n, b->d_scratch, b->err);
+        if (status != SLUICE_STATUS_OK) {
+            (void)b->vt->graph_end(dev, b->compute, graph, NULL);
+            return status;
         }
+        SL_TRY(b->vt->graph_end(dev, b->compute, graph, b->err));
+    }
+    return b->vt->graph_launch(dev, b->compute, *graph, b->err);
+}
+
+static enum sluice_status time_list(struct bench *b, const struct sl_op *ops, int n,
+                                    struct sl_graph **graph, double *out)
+{
+    double ns[3];
+    for (int r = -1; r < 3; r++) { /* the first one loads the code */
         SL_TRY(b->vt->event_record(b->o->device, b->start, b->compute, b->err));
-        SL_TRY(b->vt->run(b->o->device, b->compute, ops, n, b->d_scratch, b->err));
+        SL_TRY(queue_ops(b, ops, n, graph));
         SL_TRY(b->vt->event_record(b->o->device, b->stop, b->compute, b->err));
         SL_TRY(b->vt->stream_sync(b->o->device, b->compute, b->err));
         uint64_t elapsed = 0;
@@ -264,6 +277,32 @@ static enum sluice_status time_gpu(struct bench *b, struct sl_op op, int n, doub
     }
     *out = median(ns, 3);
     return SLUICE_STATUS_OK;
+}
+
+/* Median time of one op in a list of n on the device, each on other bytes. */
+static enum sluice_status time_gpu(struct bench *b, struct sl_op op, int n, double *out)
+{
+    struct sl_op ops[MAX_BATCH];
+    struct sl_graph *graph = NULL;
+    set_positions(b->pos, &op);
+    SL_TRY(b->vt->copy_to_device(b->o->device, b->compute, b->d_pos, b->pos,
+                                 (size_t)op.n_tokens * sizeof(int32_t), b->err));
+    for (int i = 0; i < n; i++) {
+        ops[i] = op;
+        bind_op(&ops[i], device_cold(b, op_cold_bytes(&op)), b->d_x, b->d_y, b->d_pos);
+    }
+    const enum sluice_status status = time_list(b, ops, n, &graph, out);
+    if (graph) {
+        b->vt->graph_destroy(b->o->device, graph);
+    }
+    return status;
+}
+
+/* How many products make a list that no cache holds. */
+static int cold_count(const struct bench *b, const struct sl_op *op)
+{
+    const size_t n = b->dev.weights_bytes * 3 / 4 / op_cold_bytes(op);
+    return n < 2 ? 2 : n > MAX_BATCH ? MAX_BATCH : (int)n;
 }
 
 /* Sum of a stretch of the buffer: what plain loads of all threads reach. */
@@ -390,13 +429,18 @@ static enum sluice_status measure_link(struct bench *b)
     b->p->copy_busy_factor = fmin(1.0, busy / b->p->h2d_bytes_per_s[SL_N_COPY_SIZES - 1]);
 
     const size_t piece = b->dev.weights_bytes / 2;
-    SL_TRY(b->vt->event_record(b->o->device, b->start, b->copy, b->err));
-    SL_TRY(b->vt->copy_on_device(b->o->device, b->copy, b->d_weights, b->d_weights + piece, piece,
-                                 b->err));
+    const int n_copies = 8; /* one alone is too short to be timed */
+    for (int i = -1; i < n_copies; i++) {
+        if (i == 0) {
+            SL_TRY(b->vt->event_record(b->o->device, b->start, b->copy, b->err));
+        }
+        SL_TRY(b->vt->copy_on_device(b->o->device, b->copy, b->d_weights, b->d_weights + piece,
+                                     piece, b->err));
+    }
     SL_TRY(b->vt->event_record(b->o->device, b->stop, b->copy, b->err));
     SL_TRY(b->vt->stream_sync(b->o->device, b->copy, b->err));
     SL_TRY(b->vt->event_elapsed(b->o->device, b->start, b->stop, &ns, b->err));
-    b->p->vram_bytes_per_s = 2e9 * (double)piece / (double)(ns ? ns : 1);
+    b->p->vram_bytes_per_s = 2e9 * (double)piece * n_copies / (double)(ns ? ns : 1);
     return measure_hop(b);
 }
 
@@ -483,8 +527,8 @@ static enum sluice_status measure_gpu(struct bench *b)
             const int32_t n = sl_tier_tokens[i];
             const int32_t rows = n < 64 ? b->dev.rows_decode : b->dev.rows_prefill;
             const double mib = (double)rows * b->dev.n_cols / MIB;
-            SL_TRY(time_gpu(b, linear_op((enum sl_type)type, rows, b->dev.n_cols, n),
-                            n < 64 ? 4 : 1, &ns));
+            const struct sl_op op = linear_op((enum sl_type)type, rows, b->dev.n_cols, n);
+            SL_TRY(time_gpu(b, op, n < 64 ? cold_count(b, &op) : 1, &ns));
             p->linear_ns[SL_UNIT_GPU][type][i] = fmax(ns - op_ns, 0.1 * ns) / mib;
         }
         SL_TRY(tick(b, sl_type_name(type)));

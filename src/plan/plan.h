@@ -59,6 +59,10 @@ struct sl_plan_options {
     enum sl_strategy strategy;
 };
 
+/* Tiers whose passes are short enough for launches to count: the executor replays their runs of
+ * resident shards as graphs, one launch each. */
+#define SL_N_GRAPH_TIERS 3
+
 struct sl_tier_plan {
     int32_t n_tokens;   /* passes of up to this many tokens */
     uint8_t *placement; /* enum sl_placement by shard */

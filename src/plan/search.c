@@ -60,7 +60,8 @@ static struct sl_shard_cost shard_cost(const struct sl_search *s, const struct s
             cost.copy_ns += sl_profile_copy_ns(s->profile, shard->weights[w].bytes);
         }
     }
-    cost.issue_ns = n_ops * s->profile->issue_ns;
+    const bool graphs = n_tokens <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1];
+    cost.issue_ns = (graphs ? 1 : n_ops) * s->profile->issue_ns;
     return cost;
 }
 
