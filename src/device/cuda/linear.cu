@@ -3,8 +3,8 @@
  * Matrix products: choice of kernels, packing of x, and gates of unlike types.
  *
  * Parts of one type share a launch. By the number of tokens:
- *   1..2     vector kernels (linear_vec, linear_vecf): bound by the matrix' bytes; x packed in
- * place
+ *   1..4     vector kernels (linear_vec_direct, linear_vecf): bound by the bytes of the matrix; x
+ * is packed in place unless it is long
  *   ..64     linear_mid: tensor cores, 32 rows a block, still bound by bytes
  *   more     linear_gemm: tensor cores, 128 x 128 tiles, where its tiles fill the GPU; else
  *            linear_mid, 64 tokens at a time
@@ -18,6 +18,7 @@
 #endif
 
 #define PACK_THREADS 256
+#define VEC_MAX_TOKENS 4   /* of the vector kernels for quantized weights */
 #define VEC_PACK_MAX 16384 /* elements of x that every block may pack for itself */
 
 /* ---- packing ---- */
@@ -163,7 +164,7 @@ static enum family choose_family(const struct sl_linear_args *a, int type,
         if (type == SL_TYPE_F32 || !aligned || a->n_tokens == 1) {
             return FAMILY_VECF;
         }
-    } else if (a->n_tokens <= SL_VEC_MAX_TOKENS &&
+    } else if (a->n_tokens <= VEC_MAX_TOKENS &&
                sl_linear_vec_shared_bytes(a->n_cols, a->n_tokens) <= props->max_shared_bytes) {
         return FAMILY_VEC;
     }

@@ -42,7 +42,7 @@ SL_HD int sl_vec_x_stride(int n_cols)
 
 /* Pack x of up to N tokens into shared memory; missing tokens become zeros. Eight lanes share a
  * block of 32, four elements each. */
-template <int N>
+template <int N, int THREADS = SL_VEC_THREADS>
 SL_DEV void sl_vec_pack_x(const struct sl_linear_args &a, uint8_t *levels, struct sl_xblock *blocks)
 {
     const int lane = (int)threadIdx.x & 31;
@@ -53,7 +53,7 @@ SL_DEV void sl_vec_pack_x(const struct sl_linear_args &a, uint8_t *levels, struc
         const float *x = a.x + (int64_t)n * a.n_cols;
         const bool wide = ((uintptr_t)x & 15) == 0;
 #pragma unroll 2
-        for (int base = (int)threadIdx.x - lane; base < per_token; base += SL_VEC_THREADS) {
+        for (int base = (int)threadIdx.x - lane; base < per_token; base += THREADS) {
             const int i = base + lane;
             float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (i < per_token && n < a.n_tokens) {
@@ -80,7 +80,7 @@ SL_DEV void sl_vec_pack_x(const struct sl_linear_args &a, uint8_t *levels, struc
 }
 
 /* The same from scratch, where x was packed once for all blocks. */
-template <int N>
+template <int N, int THREADS = SL_VEC_THREADS>
 SL_DEV void sl_vec_copy_x(const struct sl_linear_args &a, uint8_t *levels, struct sl_xblock *blocks)
 {
     const int runs = a.n_cols / 16;
@@ -91,12 +91,12 @@ SL_DEV void sl_vec_copy_x(const struct sl_linear_args &a, uint8_t *levels, struc
 #pragma unroll 1
     for (int n = 0; n < N; n++) {
         const bool there = n < a.n_tokens;
-        for (int i = (int)threadIdx.x; i < runs; i += SL_VEC_THREADS) {
+        for (int i = (int)threadIdx.x; i < runs; i += THREADS) {
             const uint4 v = there ? *(const uint4 *)(src + (int64_t)n * a.n_cols + 16 * i)
                                   : make_uint4(0, 0, 0, 0);
             *(uint4 *)(levels + n * x_stride + 16 * sl_vec_swizzle(i)) = v;
         }
-        for (int i = (int)threadIdx.x; i < runs / 2; i += SL_VEC_THREADS) {
+        for (int i = (int)threadIdx.x; i < runs / 2; i += THREADS) {
             struct sl_xblock b = {0.0f, 0};
             if (there) {
                 b = src_blocks[n * (runs / 2) + i];

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix times one to four vectors, quantized weights, without a detour through shared memory.
+ *
+ * One block of 32 warps stays on every multiprocessor, so that x is packed once there. A warp takes
+ * whole rows; a lane takes units of 32 weights, `slots` of them under way in registers at any time,
+ * across row ends too: what a slot held is used up, then its next load is queued. Units of a lane
+ * lie 32 apart, so that everything about x but a multiple of the step is known before the loop.
+ * Types aligned to less than 4 bytes are read by 8-byte words that cover their bytes: loads of
+ * whole lines in few instructions are what the L1 cache is fast at.
+ */
+#ifndef SL_DEVICE_CUDA_LINEAR_VEC_DIRECT_CUH
+#define SL_DEVICE_CUDA_LINEAR_VEC_DIRECT_CUH
+
+#include "device/cuda/linear_unpack_k.cuh"
+#include "device/cuda/linear_vec.cuh"
+
+#define SL_VEC_WIDE_WARPS 32
+#define SL_VEC_WIDE_THREADS (32 * SL_VEC_WIDE_WARPS)
+
+/* ---- loads ---- */
+
+constexpr int sl_cover8_words(int n_bytes, int align)
+{
+    return (n_bytes + 8 - (align < 8 ? align : 8) + 7) / 8 * 2;
+}
+
+/* The 8-byte words that cover N_BYTES at p. TAIL: they may reach past the matrix. */
+template <int N_BYTES, int ALIGN, bool TAIL>
+SL_HD void sl_load_cover8(uint32_t *w, const uint8_t *p, const sl_mem_global &mem)
+{
+    constexpr int n = sl_cover8_words(N_BYTES, ALIGN);
+    p -= (uintptr_t)p & 7;
+#pragma unroll
+    for (int i = 0; i < n; i += 2) {
+        if (TAIL && i == n - 2 && p + 4 * n > mem.end) {
+            const uint8_t *at = p + 4 * i;
+            w[i] = mem.u32_tail(at);
+            w[i + 1] = mem.u32_tail(at + 4);
+        } else {
+            const uint2 v = mem.u64(p + 4 * i);
+            w[i] = v.x;
+            w[i + 1] = v.y;
+        }
+    }
+}
+
+/* The words that sl_load_cover would have loaded from p. */
+template <int N_BYTES, int ALIGN>
+SL_HD void sl_settle_cover8(uint32_t *to, const uint32_t *w, const uint8_t *p)
+{
+    const bool second = ((uintptr_t)p & 4) != 0;
+#pragma unroll
+    for (int i = 0; i < sl_cover_words(N_BYTES, ALIGN); i++) {
+        to[i] = second ? w[i + 1] : w[i];
+    }
+}
+
+/* How a lane loads a unit, and what it makes of that. */
+template <int TYPE> struct sl_vec_load {
+    using F = sl_fmt<TYPE>;
+    static constexpr bool covers = F::align < 4 && F::units == 1;
+    static constexpr int n = covers ? sl_cover8_words(F::bytes, F::align) : F::n_raw;
+
+    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, int u,
+                                   const sl_mem_global &mem)
+    {
+        if constexpr (covers) {
+            sl_load_cover8<F::bytes, F::align, true>(raw, block, mem);
+        } else {
+            F::load(raw, block, u, mem);
+        }
+    }
+
+    SL_DEV_MEMBER static void expand(const uint32_t *raw, const uint8_t *block, int u, sl_unit &out)
+    {
+        if constexpr (covers) {
+            uint32_t settled[F::n_raw];
+            sl_settle_cover8<F::bytes, F::align>(settled, raw, block);
+            F::expand(settled, block, u, out);
+        } else {
+            F::expand(raw, block, u, out);
+        }
+    }
+};
+
+template <> struct sl_vec_load<SL_TYPE_Q6_K> {
+    using F = sl_fmt<SL_TYPE_Q6_K>;
+    static constexpr int n = 15; /* low bits 6, high bits 6, two scales, d */
+
+    SL_DEV_MEMBER static const uint8_t *high(const uint8_t *block, int u)
+    {
+        return block + 128 + 32 * (u >> 2) + 16 * (u & 1);
+    }
+
+    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, int u,
+                                   const sl_mem_global &mem)
+    {
+        sl_load_cover8<16, 2, false>(raw, block + 16 * u, mem);
+        sl_load_cover8<16, 2, false>(raw + 6, high(block, u), mem);
+        const uint8_t *sc = block + 192 + 8 * (u >> 2) + (u & 3);
+        raw[12] = mem.u8(sc);
+        raw[13] = mem.u8(sc + 4);
+        raw[14] = mem.u16(block + 208);
+    }
+
+    SL_DEV_MEMBER static void expand(const uint32_t *raw, const uint8_t *block, int u, sl_unit &out)
+    {
+        uint32_t settled[F::n_raw];
+        sl_settle_cover8<16, 2>(settled, raw, block);
+        sl_settle_cover8<16, 2>(settled + 5, raw + 6, block);
+        settled[10] = raw[12];
+        settled[11] = raw[13];
+        settled[12] = raw[14];
+        F::expand(settled, block, u, out);
+    }
+};
+
+/* ---- x ---- */
+
+/* Where a lane's first unit meets x of the first token; later ones lie a multiple of 1024 levels
+ * or 32 blocks on. */
+struct sl_vec_x {
+    const uint8_t *lo, *hi;
+    const struct sl_xblock *b_lo, *b_hi;
+    int half; /* shift of the runs' sum in sl_xblock, where a run is half a group */
+};
+
+template <class F>
+SL_DEV sl_vec_x sl_vec_x_of_lane(const uint8_t *levels, const struct sl_xblock *blocks, int lane)
+{
+    const int lo = sl_run_lo<F>(lane);
+    const int hi = sl_run_hi<F>(lane);
+    sl_vec_x x;
+    x.lo = levels + 16 * sl_vec_swizzle(lo);
+    x.hi = levels + 16 * sl_vec_swizzle(hi);
+    x.b_lo = blocks + (lo >> 1);
+    x.b_hi = blocks + (hi >> 1);
+    x.half = 16 * (lane & 1);
+    return x;
+}
+
+SL_DEV int sl_vec_dot16(const uint32_t w[4], const uint8_t *x, int sum)
+{
+    const uint4 v = *(const uint4 *)x;
+    sum = sl_dot4(w[0], v.x, sum);
+    sum = sl_dot4(w[1], v.y, sum);
+    sum = sl_dot4(w[2], v.z, sum);
+    return sl_dot4(w[3], v.w, sum);
+}
+
+/* A unit times x, `at` levels on from the lane's first unit. */
+template <class F>
+SL_DEV float sl_vec_dot_x(const sl_unit &w, const sl_vec_x &x, int at, int token_levels,
+                          int token_blocks)
+{
+    const struct sl_xblock b_lo = x.b_lo[token_blocks + at / 32];
+    if constexpr (!F::super_runs) {
+        int sum = sl_vec_dot16(w.lo, x.lo + token_levels + at, SL_MAGIC_BITS);
+        sum = sl_vec_dot16(w.hi, x.hi + token_levels + at, sum);
+        float v = sl_magic_f32(sum);
+        if constexpr (F::offset != 0 || F::has_min) {
+            const float x_sum = sl_half_f32(b_lo.sums) + sl_half_f32(b_lo.sums >> 16);
+            v = F::offset ? w.s_lo * (v - (float)F::offset * x_sum) : w.s_lo * v + w.m_lo * x_sum;
+        } else {
+            v *= w.s_lo;
+        }
+        return b_lo.d * v;
+    } else {
+        const struct sl_xblock b_hi = x.b_hi[token_blocks + at / 32];
+        float v_lo = sl_magic_f32(sl_vec_dot16(w.lo, x.lo + token_levels + at, SL_MAGIC_BITS));
+        float v_hi = sl_magic_f32(sl_vec_dot16(w.hi, x.hi + token_levels + at, SL_MAGIC_BITS));
+        const float x_lo = sl_half_f32(b_lo.sums >> x.half);
+        const float x_hi = sl_half_f32(b_hi.sums >> x.half);
+        if constexpr (F::offset != 0) {
+            v_lo = w.s_lo * (v_lo - (float)F::offset * x_lo);
+            v_hi = w.s_hi * (v_hi - (float)F::offset * x_hi);
+        } else {
+            v_lo = w.s_lo * v_lo + w.m_lo * x_lo;
+            v_hi = w.s_hi * v_hi + w.m_hi * x_hi;
+        }
+        return b_lo.d * v_lo + b_hi.d * v_hi;
+    }
+}
+
+/* ---- the kernel ---- */
+
+template <int TYPE, int N> struct sl_vec_direct {
+    using F = sl_fmt<TYPE>;
+    using L = sl_vec_load<TYPE>;
+    /* As many as the registers allow. */
+    static constexpr int most = L::n <= 8 ? 4 : L::n <= 12 ? 3 : 2;
+    static constexpr int slots = N > 1 && most > 2 ? 2 : most;
+    static constexpr int seg_bytes = 1024 / F::items * F::bytes;
+};
+
+/* A group of `slots` units a lane: their place in a row, 32 units apart from each other. */
+struct sl_vec_group {
+    const uint8_t *block; /* of the lane's first unit */
+    const uint8_t *end;   /* of the matrix */
+    int left;             /* units from the lane's first one to the row's end */
+};
+
+/* Lanes' sums of a finished row, to y. */
+template <int N>
+SL_DEV void sl_vec_finish_row(const struct sl_linear_args &a, int part, int row, float sum[N],
+                              float gate[N])
+{
+    const int lane = (int)threadIdx.x & 31;
+    const bool gated = a.activation != SL_ACT_NONE;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int mask = 16; mask; mask >>= 1) {
+            sum[n] += sl_shfl_xor(sum[n], mask);
+        }
+        if (gated && part == 0) {
+            gate[n] = sum[n];
+        } else if (lane == n && n < a.n_tokens) {
+            if (gated) {
+                sl_store_gated(a, n, row, gate[n], sum[n]);
+            } else {
+                sl_store_y(a, a.part[part], n, row, sum[n]);
+            }
+        }
+        sum[n] = 0.0f;
+    }
+}
+
+template <int TYPE, int N>
+__global__ void __launch_bounds__(SL_VEC_WIDE_THREADS, 1)
+    sl_vec_direct_kernel(SL_KERNEL_ARG struct sl_linear_args a)
+{
+    using F = sl_fmt<TYPE>;
+    using L = sl_vec_load<TYPE>;
+    using D = sl_vec_direct<TYPE, N>;
+    SL_SHARED(shared);
+    const int lane = (int)threadIdx.x & 31;
+    const int warp = (int)threadIdx.x >> 5;
+    const int unit = lane % F::units;
+    const int x_stride = sl_vec_x_stride(a.n_cols);
+    struct sl_xblock *blocks = (struct sl_xblock *)(shared + N * x_stride);
+    const int n_units = a.n_cols / 32;
+
+    /* A warp's rows lie far apart: all multiprocessors finish with as many. */
+    const bool gated = a.activation != SL_ACT_NONE;
+    sl_vec_rows rows;
+    rows.first = warp * (int)gridDim.x + (int)blockIdx.x;
+    rows.stride = SL_VEC_WIDE_WARPS * (int)gridDim.x;
+    rows.n = rows.first < a.n_tiles ? (a.n_tiles - rows.first + rows.stride - 1) / rows.stride : 0;
+    rows.n = gated ? 2 * rows.n : rows.n;
+
+    /* The group whose loads are queued next. */
+    sl_vec_group ahead = {NULL, NULL, 0};
+    int ahead_row = -1;
+    auto advance = [&]() {
+        ahead.left -= 32 * D::slots;
+        ahead.block += D::slots * D::seg_bytes;
+        if (ahead.left + lane <= 0 && ahead_row < rows.n) {
+            ahead.left = -lane;
+            if (++ahead_row < rows.n) {
+                int p, r;
+                ahead.block = sl_vec_row(a, rows, ahead_row, p, r) + lane / F::units * F::bytes;
+                ahead.end = a.part[p].end;
+                ahead.left = n_units - lane;
+            }
+        }
+    };
+    uint32_t raw[D::slots][L::n];
+    auto load = [&](int j) {
+        if (ahead.left > 32 * j) {
+            const sl_mem_global mem = {ahead.end};
+            L::load(raw[j], ahead.block + j * D::seg_bytes, unit, mem);
+        }
+    };
+    advance();
+#pragma unroll
+    for (int j = 0; j < D::slots; j++) {
+        load(j);
+    }
+    if (a.x_packed) {
+        sl_vec_copy_x<N, SL_VEC_WIDE_THREADS>(a, shared, blocks);
+    } else {
+        sl_vec_pack_x<N, SL_VEC_WIDE_THREADS>(a, shared, blocks);
+    }
+    sl_block_sync();
+
+    const sl_vec_x x = sl_vec_x_of_lane<F>(shared, blocks, lane);
+    float sum[N] = {};
+    float gate[N] = {};
+    for (int i = 0; i < rows.n; i++) {
+        for (int first = 0; first < n_units; first += 32 * D::slots) {
+            const sl_vec_group now = ahead;
+            advance();
+#pragma unroll
+            for (int j = 0; j < D::slots; j++) {
+                if (now.left > 32 * j) {
+                    sl_unit w;
+                    L::expand(raw[j], now.block + j * D::seg_bytes, unit, w);
+#pragma unroll
+                    for (int n = 0; n < N; n++) {
+                        sum[n] +=
+                            sl_vec_dot_x<F>(w, x, 32 * first + 1024 * j, n * x_stride, n * n_units);
+                    }
+                }
+                load(j);
+            }
+        }
+        int part, row;
+        sl_vec_row(a, rows, i, part, row);
+        sl_vec_finish_row<N>(a, part, row, sum, gate);
+    }
+}
+
+template <int TYPE, int N>
+static int sl_vec_direct_launch(cudaStream_t stream, const struct sl_linear_args *args, int n_sm)
+{
+    const size_t shared = (size_t)N * ((size_t)sl_vec_x_stride(args->n_cols) +
+                                       (size_t)args->n_cols / 32 * sizeof(struct sl_xblock));
+    const int blocks = args->n_tiles < n_sm ? args->n_tiles : n_sm;
+    return SL_LAUNCH((sl_vec_direct_kernel<TYPE, N>), dim3((unsigned)blocks),
+                     dim3(SL_VEC_WIDE_THREADS), shared, stream, *args);
+}
+
+template <int TYPE>
+static int sl_vec_direct_dispatch(cudaStream_t stream, const struct sl_linear_args *args, int n_sm)
+{
+    switch (args->n_tokens) {
+    case 1:
+        return sl_vec_direct_launch<TYPE, 1>(stream, args, n_sm);
+    case 2:
+        return sl_vec_direct_launch<TYPE, 2>(stream, args, n_sm);
+    default:
+        return sl_vec_direct_launch<TYPE, 4>(stream, args, n_sm);
+    }
+}
+
+#endif
