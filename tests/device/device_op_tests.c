@@ -397,6 +397,76 @@ static void test_attention(void **state)
     }
 }
 
+/* The choice of experts and the products of the chosen ones, in one list: the second op reads what
+ * the first one chose. */
+static void check_experts(enum sl_gating gating, enum sl_type type, int n_tokens, int n_experts,
+                          int n_used, int first, bool with_biases)
+{
+    enum { EMBD = 256, FF = 96 };
+    struct op_case c;
+    case_init(&c, (uint64_t)(n_tokens + n_experts), "experts %s, gating %d, %d tokens, %d of %d",
+              sl_type_name((uint32_t)type), (int)gating, n_tokens, n_used, n_experts);
+    const size_t n = (size_t)n_tokens;
+    const float *x = case_floats(&c, n * EMBD, 1.0f);
+    int32_t *ids = case_positions(&c, n_tokens * n_used, 0);
+    float *weights = case_floats(&c, n * (size_t)n_used, 1.0f);
+    struct sl_op *op = case_op(&c, SL_OP_ROUTER, n_tokens);
+    op->router = (struct sl_op_router){
+        .x = x,
+        .w = case_matrix(&c, SL_TYPE_F32, n_experts, EMBD),
+        .bias = with_biases ? case_floats(&c, (size_t)n_experts, 0.2f) : NULL,
+        .selection_bias = with_biases ? case_floats(&c, (size_t)n_experts, 0.2f) : NULL,
+        .ids = ids,
+        .weights = weights,
+        .n_used = n_used,
+        .gating = gating,
+        .normalize = gating != SL_GATING_SOFTMAX,
+        .scale = 1.5f};
+    case_output(&c, CASE_EXACT, ids, n * (size_t)n_used * sizeof *ids, SL_TYPE_F32, 0);
+    case_output(&c, CASE_FLOATS, weights, n * (size_t)n_used * sizeof *weights, SL_TYPE_F32,
+                BOUND_F16);
+
+    op = case_op(&c, SL_OP_EXPERTS, n_tokens);
+    const int n_here = n_experts - first; /* the rest is elsewhere: left out of the sum */
+    const struct sl_matrix gate = case_matrix(&c, type, (int64_t)n_here * FF, EMBD);
+    const struct sl_matrix up = case_matrix(&c, type, (int64_t)n_here * FF, EMBD);
+    const struct sl_matrix down = case_matrix(&c, SL_TYPE_Q8_0, (int64_t)n_here * EMBD, FF);
+    const size_t n_bias = with_biases ? (size_t)n_here : 0;
+    op->experts = (struct sl_op_experts){
+        .x = x,
+        .y = case_floats(&c, n * EMBD, 1.0f),
+        .ids = ids,
+        .weights = weights,
+        .n_used = n_used,
+        .first = first,
+        .n = n_here,
+        .gate = {.data = gate.data, .type = type, .n_rows = FF, .n_cols = EMBD},
+        .up = {.data = up.data, .type = type, .n_rows = FF, .n_cols = EMBD},
+        .down = {.data = down.data, .type = SL_TYPE_Q8_0, .n_rows = EMBD, .n_cols = FF},
+        .activation = SL_ACT_SILU,
+        .accumulate = with_biases};
+    if (n_bias > 0) {
+        op->experts.gate.bias = case_floats(&c, n_bias * FF, 0.2f);
+        op->experts.up.bias = case_floats(&c, n_bias * FF, 0.2f);
+        op->experts.down.bias = case_floats(&c, n_bias * EMBD, 0.2f);
+    }
+    case_output(&c, CASE_FLOATS, op->experts.y, n * EMBD * sizeof(float), SL_TYPE_F32, BOUND_GATED);
+    case_check(&c, dev, dev->kind != SL_DEVICE_SIM, "router");
+    case_finish(&c);
+}
+
+static void test_experts(void **state)
+{
+    (void)state;
+    for (int gating = SL_GATING_SOFTMAX; gating <= SL_GATING_SOFTMAX_CHOSEN; gating++) {
+        check_experts((enum sl_gating)gating, SL_TYPE_Q4_K, 1, 16, 4, 0, false);
+        check_experts((enum sl_gating)gating, SL_TYPE_Q4_K, 7, 8, 2, 3, true);
+        check_experts((enum sl_gating)gating, SL_TYPE_MXFP4, 40, 20, 3, 0, true);
+    }
+    check_experts(SL_GATING_SOFTMAX, SL_TYPE_F16, 3, 3, 1, 2, false);
+    check_experts(SL_GATING_SIGMOID, SL_TYPE_Q6_K, 90, 5, 5, 0, false);
+}
+
 /* The ops of a whole attention half in one list: each reads what the one before wrote. */
 static void check_layer(int n_tokens, int first_pos)
 {
@@ -488,7 +558,8 @@ int device_tests_run_ops(const char *prefix, struct sl_device *device)
         cmocka_unit_test(test_linear),       cmocka_unit_test(test_linear_parts),
         cmocka_unit_test(test_linear_gated), cmocka_unit_test(test_norm),
         cmocka_unit_test(test_rope),         cmocka_unit_test(test_kv_store),
-        cmocka_unit_test(test_attention),    cmocka_unit_test(test_layer),
+        cmocka_unit_test(test_attention),    cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_layer),
     };
     char name[96];
     snprintf(name, sizeof name, "%s: operators", prefix);

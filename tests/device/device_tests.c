@@ -399,6 +399,64 @@ static void test_refused_ops(void **state)
     vt->stream_destroy(dev, stream);
 }
 
+/* Where the device has graphs: recorded work does not run before it is launched, runs as often as
+ * it is launched, on any stream, and reads what its memory holds then. */
+static void test_graph(void **state)
+{
+    (void)state;
+    enum { N = 512, BYTES = N * sizeof(float) };
+    if (!vt->graph_begin) {
+        assert_true(!vt->graph_end && !vt->graph_launch && !vt->graph_destroy);
+        skip();
+    }
+    void *locked[2];
+    for (int i = 0; i < 2; i++) {
+        assert_ok(vt->host_alloc(dev, BYTES, &locked[i], &err), err);
+    }
+    float *in = locked[0];
+    float *out = locked[1];
+    struct sl_stream *stream[2] = {make_stream(), make_stream()};
+    char *mem = device_memory(3 * BYTES);
+    void *scratch = device_memory(1 << 16);
+    struct sl_op op = {.kind = SL_OP_NORM, .n_tokens = 1};
+    op.norm = (struct sl_op_norm){.x = (const float *)(const void *)mem,
+                                  .y = (float *)(void *)(mem + BYTES),
+                                  .n = N,
+                                  .rows_per_token = 1};
+    struct sl_graph *graph;
+    memset(out, 0, BYTES);
+    assert_ok(vt->graph_begin(dev, stream[0], &err), err);
+    to_device(stream[0], mem, in, BYTES);
+    assert_ok(vt->run(dev, stream[0], &op, 1, scratch, &err), err);
+    on_device(stream[0], mem + 2 * BYTES, mem + BYTES, BYTES);
+    to_host(stream[0], out, mem + 2 * BYTES, BYTES);
+    assert_ok(vt->graph_end(dev, stream[0], &graph, &err), err);
+    memset(&op, 0xff, sizeof op);
+    sync(stream[0]);
+    assert_float_equal(out[0], 0.0f, 0.0f);
+
+    for (int launch = 0; launch < 6; launch++) {
+        for (int i = 0; i < N; i++) {
+            in[i] = (i + launch) % 2 ? 3.0f : -3.0f;
+        }
+        memset(out, 0, BYTES);
+        struct sl_stream *on = stream[launch % 2];
+        assert_ok(vt->graph_launch(dev, on, graph, &err), err);
+        sync(on);
+        for (int i = 0; i < N; i++) {
+            assert_float_equal(out[i], ((i + launch) % 2 ? 1.0f : -1.0f), 1e-5f);
+        }
+    }
+    vt->graph_destroy(dev, graph);
+    vt->graph_destroy(dev, NULL);
+    vt->mem_free(dev, scratch);
+    vt->mem_free(dev, mem);
+    for (int i = 0; i < 2; i++) {
+        vt->host_free(dev, locked[i]);
+        vt->stream_destroy(dev, stream[i]);
+    }
+}
+
 int device_tests_run_queues(const char *prefix, struct sl_device *device)
 {
     dev = device;
@@ -408,7 +466,7 @@ int device_tests_run_queues(const char *prefix, struct sl_device *device)
         cmocka_unit_test(test_copies),       cmocka_unit_test(test_register_twice),
         cmocka_unit_test(test_stream_order), cmocka_unit_test(test_event_ring),
         cmocka_unit_test(test_event_chain),  cmocka_unit_test(test_elapsed),
-        cmocka_unit_test(test_refused_ops),
+        cmocka_unit_test(test_refused_ops),  cmocka_unit_test(test_graph),
     };
     char name[96];
     snprintf(name, sizeof name, "%s: queues", prefix);

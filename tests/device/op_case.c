@@ -248,6 +248,17 @@ static void compare_output(const struct op_case *c, const struct case_output *ou
     }
 }
 
+static void compare_bytes(const struct op_case *c, const struct case_output *output, int index,
+                          const char *expected, const char *got)
+{
+    for (size_t i = output->offset; i < output->offset + output->bytes; i++) {
+        if (expected[i] != got[i]) {
+            fail_msg("%s: output %d: byte %zu is %d instead of %d", c->name, index,
+                     i - output->offset, got[i], expected[i]);
+        }
+    }
+}
+
 static void compare_rest(const struct op_case *c, const char *expected, char *got)
 {
     for (int i = 0; i < c->n_outputs; i++) {
@@ -319,8 +330,11 @@ bool case_check(struct op_case *c, struct sl_device *dev, bool optional, const c
         sl_op_run_ref(&c->ops[i]);
     }
     for (int i = 0; i < c->n_outputs; i++) {
-        if (c->outputs[i].kind != CASE_UNDEFINED) {
-            compare_output(c, &c->outputs[i], i, c->block, got);
+        const struct case_output *output = &c->outputs[i];
+        if (output->kind == CASE_EXACT) {
+            compare_bytes(c, output, i, c->block, got);
+        } else if (output->kind != CASE_UNDEFINED) {
+            compare_output(c, output, i, c->block, got);
         }
     }
     compare_rest(c, c->block, got);

@@ -20,6 +20,7 @@
 enum case_output_kind {
     CASE_FLOATS,    /* compared by value */
     CASE_ROWS,      /* packed rows, compared unpacked */
+    CASE_EXACT,     /* the same bytes */
     CASE_UNDEFINED, /* may hold anything */
 };
 

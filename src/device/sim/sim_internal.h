@@ -90,7 +90,8 @@ struct sl_graph {
     size_t n_items, items_room;
     struct sl_op *ops;
     size_t n_ops, ops_room;
-    bool failed; /* something could not be recorded */
+    size_t scratch_bytes; /* of the kernels, on whichever stream it is launched */
+    bool failed;          /* something could not be recorded */
 };
 
 struct sl_event {

@@ -240,11 +240,15 @@ enum sluice_status sl_sim_run(struct sl_device *dev, struct sl_stream *stream,
         const size_t bytes = sl_op_scratch_bytes(&ops[i]);
         scratch_bytes = bytes > scratch_bytes ? bytes : scratch_bytes;
     }
-    SL_TRY(grow_buffers(stream, n_ops, sl_cpu_scratch_bytes(scratch_bytes, 1), err));
+    scratch_bytes = sl_cpu_scratch_bytes(scratch_bytes, 1);
     if (stream->recording) {
-        record(stream->recording, &item, ops);
+        struct sl_graph *graph = stream->recording;
+        graph->scratch_bytes =
+            scratch_bytes > graph->scratch_bytes ? scratch_bytes : graph->scratch_bytes;
+        record(graph, &item, ops);
         return SLUICE_STATUS_OK;
     }
+    SL_TRY(grow_buffers(stream, n_ops, scratch_bytes, err));
     item.run.first_op = push_ops(stream, ops, n_ops);
     push(stream, &item);
     return SLUICE_STATUS_OK;
@@ -283,7 +287,7 @@ enum sluice_status sl_sim_graph_launch(struct sl_device *dev, struct sl_stream *
         struct sl_sim_item item = graph->items[i];
         if (item.kind == SL_SIM_ITEM_RUN) {
             const struct sl_op *ops = graph->ops + item.run.first_op;
-            SL_TRY(grow_buffers(stream, item.run.n_ops, 0, err));
+            SL_TRY(grow_buffers(stream, item.run.n_ops, graph->scratch_bytes, err));
             item.run.first_op = push_ops(stream, ops, item.run.n_ops);
         }
         push(stream, &item);
