@@ -26,6 +26,7 @@
 #define TEXT_PATH "/usr/share/common-licenses/GPL-3"
 #define MAX_PERPLEXITY_RATIO 1.003
 #define TIE_GAP 0.05
+#define EXACT_PROMPTS 2
 #define NOISE_FACTOR 2.5   /* noise is about normal: one step in a hundred lies beyond */
 #define MAX_FLIPS_IN_100 8 /* steps within the noise that came out the other way */
 
@@ -207,6 +208,43 @@ static void check_greedy(const char *fixture, uint64_t budget)
     close_setup(&s);
 }
 
+/* Without any rounding of activations (the scalar kernels) every step must be that of the oracle on
+ * F32 weights, but for ties. A few prompts: these kernels are slow. */
+static void test_greedy_exact(void **state)
+{
+    (void)state;
+    struct setup s;
+    struct sluice_error err;
+    open_setup(&s, "smollm2_135m_q4_1", 0);
+    sl_context_destroy(&s.ctx);
+    struct sl_profile profile;
+    sl_profile_typical(&profile, SL_DEVICE_NONE, 2);
+    const struct sl_context_options options = {
+        .pool = s.pool,
+        .kernels = sl_cpu_kernels(SL_CPU_SCALAR),
+        .profile = &profile,
+        .plan = {.n_ctx = 128, .max_ubatch = 64, .max_outputs = 1, .kv_type = SL_TYPE_F16}};
+    assert_ok(sl_context_create(&s.ctx, s.model, &options, &err), err);
+    int n_steps = 0;
+    for (int i = 0; i < EXACT_PROMPTS; i++) {
+        const struct real_prompt *const p = &s.exact.prompts[i];
+        sl_context_truncate(s.ctx, 0);
+        assert_ok(sl_context_eval(s.ctx, p->tokens, p->n_tokens, 1, NULL, &err), err);
+        for (int k = 0; k < p->n_steps; k++) {
+            const int32_t best = best_of(sl_context_logits(s.ctx), s.model->hp.n_vocab);
+            if (best != p->steps[k].id && !real_step_is_tie(&p->steps[k])) {
+                fail_msg("prompt %d, step %d: token %d, llama.cpp has %d", i, k, best,
+                         p->steps[k].id);
+            }
+            n_steps++;
+            assert_ok(sl_context_eval(s.ctx, &p->steps[k].id, 1, 1, NULL, &err), err);
+        }
+    }
+    print_message("%d steps equal\n", n_steps);
+    assert_true(n_steps >= 32);
+    close_setup(&s);
+}
+
 static void test_perplexity_smollm2(void **state)
 {
     (void)state;
@@ -240,9 +278,9 @@ static void test_greedy_smollm2_split(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_greedy_smollm2),       cmocka_unit_test(test_greedy_gemma3),
-        cmocka_unit_test(test_greedy_smollm2_split), cmocka_unit_test(test_perplexity_smollm2),
-        cmocka_unit_test(test_perplexity_gemma3),
+        cmocka_unit_test(test_greedy_smollm2),     cmocka_unit_test(test_greedy_gemma3),
+        cmocka_unit_test(test_greedy_exact),       cmocka_unit_test(test_greedy_smollm2_split),
+        cmocka_unit_test(test_perplexity_smollm2), cmocka_unit_test(test_perplexity_gemma3),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
