@@ -25,15 +25,15 @@ constexpr int sl_cover8_words(int n_bytes, int align)
     return (n_bytes + 8 - (align < 8 ? align : 8) + 7) / 8 * 2;
 }
 
-/* The 8-byte words that cover N_BYTES at p. TAIL: they may reach past the matrix. */
-template <int N_BYTES, int ALIGN, bool TAIL>
-SL_HD void sl_load_cover8(uint32_t *w, const uint8_t *p, const sl_mem_global &mem)
+/* The 8-byte words that cover N_BYTES at p. near_end: they may reach past the matrix. */
+template <int N_BYTES, int ALIGN>
+SL_HD void sl_load_cover8(uint32_t *w, const uint8_t *p, const sl_mem_global &mem, bool near_end)
 {
     constexpr int n = sl_cover8_words(N_BYTES, ALIGN);
     p -= (uintptr_t)p & 7;
 #pragma unroll
     for (int i = 0; i < n; i += 2) {
-        if (TAIL && i == n - 2 && p + 4 * n > mem.end) {
+        if (i == n - 2 && near_end) {
             const uint8_t *at = p + 4 * i;
             w[i] = mem.u32_tail(at);
             w[i + 1] = mem.u32_tail(at + 4);
@@ -56,63 +56,148 @@ SL_HD void sl_settle_cover8(uint32_t *to, const uint32_t *w, const uint8_t *p)
     }
 }
 
+/* What a lane knows of its units once and for all. */
+struct sl_vec_lane {
+    int unit;              /* of the block */
+    uint32_t near_mask;    /* Q4_K, Q5_K: masks of scales' low and */
+    uint32_t far_mask;     /* high parts, see below */
+    int shift, near_shift; /* of these parts */
+};
+
+/* The lane's pair of scales of Q4_K and Q5_K. Groups 0..3 have their six bits in one place
+ * (near), the others two there and four in another (far). */
+template <class F> SL_DEV sl_vec_lane sl_vec_lane_of(int lane)
+{
+    sl_vec_lane l;
+    l.unit = lane % F::units;
+    const int p = l.unit >> 1;
+    l.shift = 16 * (p & 1);
+    l.near_shift = p < 2 ? l.shift : l.shift + 2;
+    l.near_mask = p < 2 ? 0x3f3fu : 0x3030u;
+    l.far_mask = p < 2 ? 0u : 0x0f0fu;
+    return l;
+}
+
 /* How a lane loads a unit, and what it makes of that. */
 template <int TYPE> struct sl_vec_load {
     using F = sl_fmt<TYPE>;
     static constexpr bool covers = F::align < 4 && F::units == 1;
+    static constexpr bool times16 = false; /* second runs' bytes are 16 times the level */
     static constexpr int n = covers ? sl_cover8_words(F::bytes, F::align) : F::n_raw;
 
     SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, int u,
-                                   const sl_mem_global &mem)
+                                   const sl_mem_global &mem, bool near_end)
     {
         if constexpr (covers) {
-            sl_load_cover8<F::bytes, F::align, true>(raw, block, mem);
+            sl_load_cover8<F::bytes, F::align>(raw, block, mem, near_end);
         } else {
             F::load(raw, block, u, mem);
         }
     }
 
-    SL_DEV_MEMBER static void expand(const uint32_t *raw, const uint8_t *block, int u, sl_unit &out)
+    SL_DEV_MEMBER static void expand(const uint32_t *raw, const uint8_t *block,
+                                     const sl_vec_lane &l, sl_unit &out)
     {
         if constexpr (covers) {
             uint32_t settled[F::n_raw];
             sl_settle_cover8<F::bytes, F::align>(settled, raw, block);
-            F::expand(settled, block, u, out);
+            F::expand(settled, block, l.unit, out);
         } else {
-            F::expand(raw, block, u, out);
+            F::expand(raw, block, l.unit, out);
         }
     }
+};
+
+/* d * byte, exact in one product: the byte becomes 2^23 + byte, and d_less is -d * 2^23. */
+SL_DEV float sl_vec_byte_times(uint32_t w, int high, float d, float d_less)
+{
+    const uint32_t bits = sl_bytes_pick(w, 0x4b000000u, high ? 0x7441 : 0x7440);
+#ifdef __CUDA_ARCH__
+    return __fmaf_rn(d, sl_bits_f32(bits), d_less);
+#else
+    return d * (sl_bits_f32(bits) - 8388608.0f) + 0.0f * d_less;
+#endif
+}
+
+/* Q4_K and Q5_K. Q4_K leaves second runs where they are in the bytes: 16 times the level. */
+template <bool HIGH> struct sl_vec_load_k4 {
+    using F = sl_fmt_k4<HIGH>;
+    static constexpr int n = F::n_raw;
+    static constexpr bool covers = false, times16 = !HIGH;
+
+    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, int u,
+                                   const sl_mem_global &mem, bool)
+    {
+        F::load(raw, block, u, mem);
+    }
+
+    SL_DEV_MEMBER static void expand(const uint32_t *raw, const uint8_t *, const sl_vec_lane &l,
+                                     sl_unit &out)
+    {
+        const uint32_t c = raw[3] >> l.shift;
+        const uint32_t sc = (raw[1] >> l.near_shift & l.near_mask) | (c & l.far_mask);
+        const uint32_t mn = (raw[2] >> l.near_shift & l.near_mask) | (c >> 4 & l.far_mask);
+        const float d = sl_half_f32(raw[0]);
+        const float d_hi = times16 ? d * 0.0625f : d;
+        const float m = -sl_half_f32(raw[0] >> 16);
+        const float m_less = m * -8388608.0f;
+        out.s_lo = sl_vec_byte_times(sc, 0, d, d * -8388608.0f);
+        out.s_hi = sl_vec_byte_times(sc, 1, d_hi, d_hi * -8388608.0f);
+        out.m_lo = sl_vec_byte_times(mn, 0, m, m_less);
+        out.m_hi = sl_vec_byte_times(mn, 1, m, m_less);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if constexpr (HIGH) {
+                F::levels(raw[4 + i], raw[8 + i], l.unit >> 1, out.lo[i], out.hi[i]);
+            } else {
+                out.lo[i] = raw[4 + i] & 0x0f0f0f0fu;
+                out.hi[i] = raw[4 + i] & 0xf0f0f0f0u;
+            }
+        }
+    }
+};
+
+template <> struct sl_vec_load<SL_TYPE_Q4_K> : sl_vec_load_k4<false> {
+};
+template <> struct sl_vec_load<SL_TYPE_Q5_K> : sl_vec_load_k4<true> {
 };
 
 template <> struct sl_vec_load<SL_TYPE_Q6_K> {
     using F = sl_fmt<SL_TYPE_Q6_K>;
     static constexpr int n = 15; /* low bits 6, high bits 6, two scales, d */
-
-    SL_DEV_MEMBER static const uint8_t *high(const uint8_t *block, int u)
-    {
-        return block + 128 + 32 * (u >> 2) + 16 * (u & 1);
-    }
+    static constexpr bool covers = false, times16 = false;
 
     SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, int u,
-                                   const sl_mem_global &mem)
+                                   const sl_mem_global &mem, bool)
     {
-        sl_load_cover8<16, 2, false>(raw, block + 16 * u, mem);
-        sl_load_cover8<16, 2, false>(raw + 6, high(block, u), mem);
+        /* All these words end before the block does. */
+        sl_load_cover8<16, 2>(raw, block + 16 * u, mem, false);
+        sl_load_cover8<16, 2>(raw + 6, block + 128 + 32 * (u >> 2) + 16 * (u & 1), mem, false);
         const uint8_t *sc = block + 192 + 8 * (u >> 2) + (u & 3);
         raw[12] = mem.u8(sc);
         raw[13] = mem.u8(sc + 4);
         raw[14] = mem.u16(block + 208);
     }
 
-    SL_DEV_MEMBER static void expand(const uint32_t *raw, const uint8_t *block, int u, sl_unit &out)
+    SL_DEV_MEMBER static void expand(const uint32_t *raw, const uint8_t *block,
+                                     const sl_vec_lane &l, sl_unit &out)
     {
-        uint32_t settled[F::n_raw];
-        sl_settle_cover8<16, 2>(settled, raw, block);
-        sl_settle_cover8<16, 2>(settled + 5, raw + 6, block);
-        settled[10] = raw[12];
-        settled[11] = raw[13];
-        settled[12] = raw[14];
-        F::expand(settled, block, u, out);
+        uint32_t low[5], high[5];
+        sl_settle_cover8<16, 2>(low, raw, block);
+        sl_settle_cover8<16, 2>(high, raw + 6, block);
+        const uint32_t odd = sl_odd_bytes<2>(block);
+        const int shift = l.unit & 2; /* two bits for every odd piece */
+        const float d = sl_half_f32(raw[14]);
+        out.s_lo = d * (float)(int8_t)raw[12];
+        out.s_hi = d * (float)(int8_t)raw[13];
+        out.m_lo = out.m_hi = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t w = sl_cover_word(low, 4 * i, odd);
+            const uint32_t h = sl_cover_word(high, 4 * i, odd) >> shift;
+            out.lo[i] = (w & 0x0f0f0f0fu) | (h << 4 & 0x30303030u);
+            out.hi[i] = (w >> 4 & 0x0f0f0f0fu) | (h & 0x30303030u);
+        }
     }
 };
 
@@ -140,24 +225,41 @@ SL_DEV sl_vec_x sl_vec_x_of_lane(const uint8_t *levels, const struct sl_xblock *
     return x;
 }
 
-SL_DEV int sl_vec_dot16(const uint32_t w[4], const uint8_t *x, int sum)
+/* sl_dot4 with a's bytes unsigned. */
+SL_DEV int sl_vec_dot4_unsigned(uint32_t a, uint32_t b, int sum)
+{
+#ifdef __CUDA_ARCH__
+    int out;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(sum));
+    return out;
+#else
+    for (int i = 0; i < 4; i++) {
+        sum += (int)(a >> 8 * i & 255) * (int)(int8_t)(b >> 8 * i);
+    }
+    return sum;
+#endif
+}
+
+template <bool UNSIGNED> SL_DEV int sl_vec_dot16(const uint32_t w[4], const uint8_t *x, int sum)
 {
     const uint4 v = *(const uint4 *)x;
-    sum = sl_dot4(w[0], v.x, sum);
-    sum = sl_dot4(w[1], v.y, sum);
-    sum = sl_dot4(w[2], v.z, sum);
-    return sl_dot4(w[3], v.w, sum);
+    const uint32_t xs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum = UNSIGNED ? sl_vec_dot4_unsigned(w[i], xs[i], sum) : sl_dot4(w[i], xs[i], sum);
+    }
+    return sum;
 }
 
 /* A unit times x, `at` levels on from the lane's first unit. */
-template <class F>
+template <class F, bool TIMES16>
 SL_DEV float sl_vec_dot_x(const sl_unit &w, const sl_vec_x &x, int at, int token_levels,
                           int token_blocks)
 {
     const struct sl_xblock b_lo = x.b_lo[token_blocks + at / 32];
     if constexpr (!F::super_runs) {
-        int sum = sl_vec_dot16(w.lo, x.lo + token_levels + at, SL_MAGIC_BITS);
-        sum = sl_vec_dot16(w.hi, x.hi + token_levels + at, sum);
+        int sum = sl_vec_dot16<false>(w.lo, x.lo + token_levels + at, SL_MAGIC_BITS);
+        sum = sl_vec_dot16<false>(w.hi, x.hi + token_levels + at, sum);
         float v = sl_magic_f32(sum);
         if constexpr (F::offset != 0 || F::has_min) {
             const float x_sum = sl_half_f32(b_lo.sums) + sl_half_f32(b_lo.sums >> 16);
@@ -168,8 +270,10 @@ SL_DEV float sl_vec_dot_x(const sl_unit &w, const sl_vec_x &x, int at, int token
         return b_lo.d * v;
     } else {
         const struct sl_xblock b_hi = x.b_hi[token_blocks + at / 32];
-        float v_lo = sl_magic_f32(sl_vec_dot16(w.lo, x.lo + token_levels + at, SL_MAGIC_BITS));
-        float v_hi = sl_magic_f32(sl_vec_dot16(w.hi, x.hi + token_levels + at, SL_MAGIC_BITS));
+        float v_lo =
+            sl_magic_f32(sl_vec_dot16<false>(w.lo, x.lo + token_levels + at, SL_MAGIC_BITS));
+        float v_hi =
+            sl_magic_f32(sl_vec_dot16<TIMES16>(w.hi, x.hi + token_levels + at, SL_MAGIC_BITS));
         const float x_lo = sl_half_f32(b_lo.sums >> x.half);
         const float x_hi = sl_half_f32(b_hi.sums >> x.half);
         if constexpr (F::offset != 0) {
@@ -198,6 +302,7 @@ template <int TYPE, int N> struct sl_vec_direct {
 struct sl_vec_group {
     const uint8_t *block; /* of the lane's first unit */
     const uint8_t *end;   /* of the matrix */
+    int room;             /* bytes from `block` to there, or some more than enough */
     int left;             /* units from the lane's first one to the row's end */
 };
 
@@ -237,7 +342,7 @@ __global__ void __launch_bounds__(SL_VEC_WIDE_THREADS, 1)
     SL_SHARED(shared);
     const int lane = (int)threadIdx.x & 31;
     const int warp = (int)threadIdx.x >> 5;
-    const int unit = lane % F::units;
+    const sl_vec_lane mine = sl_vec_lane_of<F>(lane);
     const int x_stride = sl_vec_x_stride(a.n_cols);
     struct sl_xblock *blocks = (struct sl_xblock *)(shared + N * x_stride);
     const int n_units = a.n_cols / 32;
@@ -251,11 +356,12 @@ __global__ void __launch_bounds__(SL_VEC_WIDE_THREADS, 1)
     rows.n = gated ? 2 * rows.n : rows.n;
 
     /* The group whose loads are queued next. */
-    sl_vec_group ahead = {NULL, NULL, 0};
+    sl_vec_group ahead = {NULL, NULL, 0, 0};
     int ahead_row = -1;
     auto advance = [&]() {
         ahead.left -= 32 * D::slots;
         ahead.block += D::slots * D::seg_bytes;
+        ahead.room -= D::slots * D::seg_bytes;
         if (ahead.left + lane <= 0 && ahead_row < rows.n) {
             ahead.left = -lane;
             if (++ahead_row < rows.n) {
@@ -263,6 +369,8 @@ __global__ void __launch_bounds__(SL_VEC_WIDE_THREADS, 1)
                 ahead.block = sl_vec_row(a, rows, ahead_row, p, r) + lane / F::units * F::bytes;
                 ahead.end = a.part[p].end;
                 ahead.left = n_units - lane;
+                const int64_t room = ahead.end - ahead.block;
+                ahead.room = room < 1 << 30 ? (int)room : 1 << 30;
             }
         }
     };
@@ -270,7 +378,8 @@ __global__ void __launch_bounds__(SL_VEC_WIDE_THREADS, 1)
     auto load = [&](int j) {
         if (ahead.left > 32 * j) {
             const sl_mem_global mem = {ahead.end};
-            L::load(raw[j], ahead.block + j * D::seg_bytes, unit, mem);
+            L::load(raw[j], ahead.block + j * D::seg_bytes, mine.unit, mem,
+                    ahead.room < j * D::seg_bytes + 4 * L::n);
         }
     };
     advance();
@@ -296,11 +405,11 @@ __global__ void __launch_bounds__(SL_VEC_WIDE_THREADS, 1)
             for (int j = 0; j < D::slots; j++) {
                 if (now.left > 32 * j) {
                     sl_unit w;
-                    L::expand(raw[j], now.block + j * D::seg_bytes, unit, w);
+                    L::expand(raw[j], now.block + j * D::seg_bytes, mine, w);
 #pragma unroll
                     for (int n = 0; n < N; n++) {
-                        sum[n] +=
-                            sl_vec_dot_x<F>(w, x, 32 * first + 1024 * j, n * x_stride, n * n_units);
+                        sum[n] += sl_vec_dot_x<F, L::times16>(w, x, 32 * first + 1024 * j,
+                                                              n * x_stride, n * n_units);
                     }
                 }
                 load(j);
