@@ -69,8 +69,12 @@ static size_t experts_scratch_bytes(const struct sl_op *op)
     const size_t n_pairs = (size_t)op->n_tokens * (size_t)o->n_used;
     size_t bytes = 32 * (n_pairs + (size_t)o->n) + 4096;
     bytes += packed_bytes(round_up((size_t)op->n_tokens, 64), n_embd);
-    bytes += input_bytes(chunk, n_embd, o->gate.type);
-    bytes += o->up.type != o->gate.type ? input_bytes(chunk, n_embd, o->up.type) : 0;
+    /* Inputs by pair; later the outputs by pair, as floats. */
+    bytes += chunk * round_up(n_embd, 256) * sizeof(float);
+    if (o->up.type != o->gate.type) {
+        bytes +=
+            input_bytes(chunk, n_embd, o->up.type) + chunk * round_up(n_ff, 256) * sizeof(float);
+    }
     return bytes + chunk * round_up(n_ff, 256) * sizeof(float) + packed_bytes(chunk, n_ff);
 }
 

@@ -227,8 +227,9 @@ size_t sl_kv_block_bytes(enum sl_type type, int32_t n_kv_heads, int32_t head_dim
  *     SL_ATTN_SPLIT_TOKENS tokens (more tokens are not split),
  *   - router: logits, and x as for linear,
  *   - experts: (token, expert) pairs sorted by expert, 32 bytes a pair and an expert; x as for
- *     linear by token and once more by pair (4 bytes an element if gate or up are of a float type;
- *     twice that if they differ in type); the activations between as floats and packed by pair.
+ *     linear by token and once more by pair (4 bytes an element, which also holds the outputs by
+ *     pair); the activations between as floats and packed by pair. If gate and up differ in type:
+ *     x by pair in up's form, and up's outputs, too.
  *     Pairs are worked in chunks of sl_op_experts_chunk along the sorted list, which bounds both.
  */
 #define SL_ATTN_MAX_SPLITS 64

@@ -5,7 +5,7 @@ include(CheckLanguage)
 check_language(CXX)
 if(CMAKE_CXX_COMPILER AND NOT SLUICE_SANITIZE)
     enable_language(CXX)
-    foreach(name cuda_linear_emulated cuda_kernels_emulated)
+    foreach(name cuda_linear_emulated cuda_kernels_emulated cuda_experts_emulated)
         add_executable(test_${name} ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
         set_target_properties(test_${name} PROPERTIES CXX_STANDARD 17)
         target_include_directories(test_${name} PRIVATE ${CMAKE_CURRENT_LIST_DIR}

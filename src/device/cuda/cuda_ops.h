@@ -64,6 +64,10 @@ int sl_cuda_linear(cudaStream_t stream, const struct sl_op *op, void *scratch, s
                    const struct sl_cuda_props *props);
 int sl_cuda_attention(cudaStream_t stream, const struct sl_op *op, void *scratch,
                       size_t scratch_bytes, const struct sl_cuda_props *props);
+int sl_cuda_router(cudaStream_t stream, const struct sl_op *op, void *scratch, size_t scratch_bytes,
+                   const struct sl_cuda_props *props);
+int sl_cuda_experts(cudaStream_t stream, const struct sl_op *op, void *scratch,
+                    size_t scratch_bytes, const struct sl_cuda_props *props);
 
 #ifdef __cplusplus
 }

@@ -312,7 +312,9 @@ static int launch(const struct sl_cuda_device *dev, cudaStream_t stream, const s
     case SL_OP_ATTENTION:
         return sl_cuda_attention(stream, op, scratch, sl_op_scratch_bytes(op), props);
     case SL_OP_ROUTER:
+        return sl_cuda_router(stream, op, scratch, sl_op_scratch_bytes(op), props);
     case SL_OP_EXPERTS:
+        return sl_cuda_experts(stream, op, scratch, sl_op_scratch_bytes(op), props);
     case SL_OP_N_KINDS:
         break;
     }

@@ -83,6 +83,11 @@ SL_DEV float sl_gate(float g, float up, int activation)
     if (activation == SL_ACT_SILU) {
         return up * (g / (1.0f + expf(-g)));
     }
+    if (activation == SL_ACT_SWIGLU_CLAMPED) {
+        g = fminf(g, SL_SWIGLU_LIMIT);
+        up = fminf(fmaxf(up, -SL_SWIGLU_LIMIT), SL_SWIGLU_LIMIT);
+        return (up + 1.0f) * (g / (1.0f + expf(-SL_SWIGLU_ALPHA * g)));
+    }
     const float inner = 0.7978845608028654f * (g + 0.044715f * g * g * g);
     return up * (0.5f * g * (1.0f + tanhf(inner)));
 }

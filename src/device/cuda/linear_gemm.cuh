@@ -322,14 +322,11 @@ SL_DEV void sl_gemm_store(const struct sl_linear_args &a, const sl_gemm_rows &ro
 /* W: sl_gemm_direct or sl_gemm_packed. Token tiles are the fast grid index: blocks that run at the
  * same time share the weights of few row tiles, and x stays in the L2 cache. */
 template <class W>
-__global__ void __launch_bounds__(SL_GEMM_THREADS, 2)
-    sl_gemm_kernel(SL_KERNEL_ARG struct sl_linear_args a)
+SL_DEV void sl_gemm_tile(const struct sl_linear_args &a, int tile, int token0, uint8_t *shared)
 {
-    SL_SHARED(shared);
     uint8_t *xt = shared;
     uint8_t *wt = shared + 2 * SL_GEMM_TILE_BYTES;
-    const int token0 = (int)blockIdx.x * SL_GEMM_TOKENS;
-    const sl_gemm_rows rows = sl_gemm_rows_of(a, (int)blockIdx.y);
+    const sl_gemm_rows rows = sl_gemm_rows_of(a, tile);
     const int n_steps = (a.n_cols + SL_GEMM_DEPTH - 1) / SL_GEMM_DEPTH;
     const int n_units = a.n_cols / 32;
     W weights;
@@ -374,6 +371,14 @@ __global__ void __launch_bounds__(SL_GEMM_THREADS, 2)
         }
     }
     sl_gemm_store(a, rows, token0, acc);
+}
+
+template <class W>
+__global__ void __launch_bounds__(SL_GEMM_THREADS, 2)
+    sl_gemm_kernel(SL_KERNEL_ARG struct sl_linear_args a)
+{
+    SL_SHARED(shared);
+    sl_gemm_tile<W>(a, (int)blockIdx.y, (int)blockIdx.x * SL_GEMM_TOKENS, shared);
 }
 
 template <class W> static int sl_gemm_launch(cudaStream_t stream, const struct sl_linear_args *args)

@@ -243,16 +243,14 @@ SL_DEV void sl_midq_chunk(const uint8_t *stage, uint32_t odd0, uint32_t odd1, in
     }
 }
 
+/* The block's work: row tile `tile`, tokens from token0 on. */
 template <int TYPE, int NT>
-__global__ void __launch_bounds__(SL_MID_THREADS, NT <= 2 ? 3 : 2)
-    sl_midq_kernel(SL_KERNEL_ARG struct sl_linear_args a)
+SL_DEV void sl_midq_tile(const struct sl_linear_args &a, int tile, int token0, uint8_t *shared)
 {
     using F = sl_fmt<TYPE>;
     using S = sl_midq_stage<F, NT>;
     constexpr int stages = sl_mid_stages(S::aligned);
-    SL_SHARED(shared);
-    const sl_mid_rows rows = sl_mid_rows_of(a, (int)blockIdx.x);
-    const int token0 = (int)blockIdx.y * 8 * NT;
+    const sl_mid_rows rows = sl_mid_rows_of(a, tile);
     const int n_chunks = (a.n_cols + 255) / 256;
     const int warp = (int)threadIdx.x >> 5;
     /* Low address bits of this lane's two rows: where they start in a stage's 16-byte pieces. */
@@ -293,6 +291,14 @@ __global__ void __launch_bounds__(SL_MID_THREADS, NT <= 2 ? 3 : 2)
     sl_mid_share_sums<NT>((float *)shared, acc);
     sl_block_sync();
     sl_mid_store<8 * NT>(a, rows, token0, (const float *)shared, NULL);
+}
+
+template <int TYPE, int NT>
+__global__ void __launch_bounds__(SL_MID_THREADS, NT <= 2 ? 3 : 2)
+    sl_midq_kernel(SL_KERNEL_ARG struct sl_linear_args a)
+{
+    SL_SHARED(shared);
+    sl_midq_tile<TYPE, NT>(a, (int)blockIdx.x, (int)blockIdx.y * 8 * NT, shared);
 }
 
 /* ---- F16 and BF16 weights ---- */
@@ -358,14 +364,11 @@ template <int TYPE, int NT> SL_DEV void sl_midh_chunk(const uint8_t *stage, floa
 }
 
 template <int TYPE, int NT>
-__global__ void __launch_bounds__(SL_MID_THREADS, NT <= 2 ? 3 : 2)
-    sl_midh_kernel(SL_KERNEL_ARG struct sl_linear_args a)
+SL_DEV void sl_midh_tile(const struct sl_linear_args &a, int tile, int token0, uint8_t *shared)
 {
     constexpr int stage_bytes = sl_midh_stage<NT>::bytes;
     constexpr int stages = sl_mid_stages(stage_bytes);
-    SL_SHARED(shared);
-    const sl_mid_rows rows = sl_mid_rows_of(a, (int)blockIdx.x);
-    const int token0 = (int)blockIdx.y * 8 * NT;
+    const sl_mid_rows rows = sl_mid_rows_of(a, tile);
     const int n_chunks = (a.n_cols + SL_MIDH_DEPTH - 1) / SL_MIDH_DEPTH;
     for (int i = 0; i < stages - 1; i++) {
         if (i < n_chunks) {
@@ -396,6 +399,14 @@ __global__ void __launch_bounds__(SL_MID_THREADS, NT <= 2 ? 3 : 2)
     sl_block_sync();
     const float *scale = (const float *)((const uint16_t *)a.xs + (int64_t)a.n_tokens * a.n_cols);
     sl_mid_store<8 * NT>(a, rows, token0, (const float *)shared, scale);
+}
+
+template <int TYPE, int NT>
+__global__ void __launch_bounds__(SL_MID_THREADS, NT <= 2 ? 3 : 2)
+    sl_midh_kernel(SL_KERNEL_ARG struct sl_linear_args a)
+{
+    SL_SHARED(shared);
+    sl_midh_tile<TYPE, NT>(a, (int)blockIdx.x, (int)blockIdx.y * 8 * NT, shared);
 }
 
 /* ---- launches ---- */

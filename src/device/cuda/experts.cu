@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The experts of a mixture: choice of kernels, packing of inputs by position, and the weighted sum.
+ *
+ *   sort      pairs by expert, and tiles (experts_sort.cu); not for a token or two
+ *   then for each chunk of positions
+ *     pack    the tokens' x by position, in the form that gate and up want
+ *     gate/up with the activation, to h by position
+ *     pack    h
+ *     down    to out by position (in the place of the packed x)
+ *     sum     y of each token from its pairs in the chunk, in the order of its ids
+ *
+ * No sum depends on timing. Tiles are small (8 to 64 pairs, linear_mid) while experts have few
+ * pairs each, and large (128, linear_gemm) from 64 pairs an expert on.
+ *
+ *   scratch: | order | x by position, later out | x in up's form | h | up | h packed |
+ */
+#include "device/cuda/experts.cuh"
+#include "device/cuda/linear_pack.cuh"
+
+#ifndef SL_CUDA_EMULATE
+#include "device/cuda/cuda_ops.h"
+#endif
+
+#define EXPERTS_THREADS 256
+#define DIRECT_MAX_TOKENS 2
+#define GEMM_MIN_MEAN 64 /* pairs an expert */
+
+enum form { FORM_FLOAT, FORM_8BIT, FORM_HALF };
+
+enum products { PRODUCTS_PLAIN, PRODUCTS_MID, PRODUCTS_GEMM };
+
+/* ---- packing ---- */
+
+struct pack_args {
+    struct sl_experts_order order;
+    const float *x; /* rows by token, or by position from `begin` on */
+    uint8_t *out;
+    int64_t stride;
+    int32_t begin, end, n_cols;
+    bool by_token;
+};
+
+SL_DEV void pack_row_8bit(const float *x, uint8_t *tile, int n, int k, int n_cols)
+{
+    struct sl_xblock *blocks =
+        (struct sl_xblock *)(tile + (int64_t)n * n_cols) + (int64_t)k * (n_cols / 32);
+    uint8_t *levels = tile + (int64_t)k * n_cols;
+    const bool wide = ((uintptr_t)x & 15) == 0;
+    for (int base = 0; base < n_cols / 4; base += EXPERTS_THREADS) {
+        const int i = base + (int)threadIdx.x;
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (i < n_cols / 4) {
+            v = wide ? *(const float4 *)(x + 4 * i)
+                     : make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+        }
+        float d, sum;
+        const uint32_t q = sl_pack_levels(v, d, sum);
+        const float other = sl_shfl_xor(sum, 4);
+        if (i < n_cols / 4) {
+            *(uint32_t *)(levels + 4 * i) = q;
+            if ((i & 7) == 0) {
+                blocks[i >> 3].d = d;
+                blocks[i >> 3].sums = sl_pack_half2(sum, other);
+            }
+        }
+    }
+}
+
+/* As pack_half_kernel of linear.cu: the row is brought below 2^11. */
+SL_DEV void pack_row_half(const float *x, uint8_t *tile, int n, int k, int n_cols, float *warp_most)
+{
+    float most = 0.0f;
+    for (int i = (int)threadIdx.x; i < n_cols; i += EXPERTS_THREADS) {
+        most = fmaxf(most, fabsf(x[i]));
+    }
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) {
+        most = fmaxf(most, sl_shfl_xor(most, mask));
+    }
+    if ((threadIdx.x & 31) == 0) {
+        warp_most[threadIdx.x >> 5] = most;
+    }
+    sl_block_sync();
+    for (int i = 0; i < EXPERTS_THREADS / 32; i++) {
+        most = fmaxf(most, warp_most[i]);
+    }
+    int e = (int)(sl_f32_bits(most) >> 23 & 255) - 127;
+    e = e < -100 ? -100 : e;
+    const float factor = sl_bits_f32((uint32_t)(127 + 10 - e) << 23);
+    uint32_t *to = (uint32_t *)(tile + (int64_t)k * n_cols * 2);
+    for (int i = (int)threadIdx.x; i < n_cols / 2; i += EXPERTS_THREADS) {
+        to[i] = sl_pack_half2(x[2 * i] * factor, x[2 * i + 1] * factor);
+    }
+    if (threadIdx.x == 0) {
+        ((float *)(tile + (int64_t)n * n_cols * 2))[k] =
+            sl_bits_f32((uint32_t)(127 - 10 + e) << 23);
+    }
+}
+
+/* A block packs a row: of position begin + blockIdx.x, or of a token (direct, by_token). */
+template <int FORM>
+static __global__ void __launch_bounds__(EXPERTS_THREADS)
+    pack_kernel(SL_KERNEL_ARG struct pack_args a)
+{
+    SL_SHARED(shared);
+    const struct sl_experts_order &o = a.order;
+    const int row = (int)blockIdx.x;
+    const float *x = a.x + (int64_t)row * a.n_cols;
+    int at = row, n = 1, k = 0; /* the tile's row of `out`, its size, and which of it this is */
+    if (!o.direct) {
+        const int p = a.begin + row;
+        const int tile = o.tile_of[p];
+        if (tile == SL_EXPERTS_NOWHERE) {
+            return;
+        }
+        at = o.tiles[tile].first - a.begin;
+        n = o.tiles[tile].n;
+        k = row - at;
+        if (a.by_token) {
+            x = a.x + (int64_t)(o.pair_at[p] / o.n_used) * a.n_cols;
+        }
+    } else if (!a.by_token && sl_experts_here(o, o.ids[a.begin + row]) < 0) {
+        return;
+    }
+    uint8_t *tile_out = a.out + at * a.stride;
+    if constexpr (FORM == FORM_8BIT) {
+        pack_row_8bit(x, tile_out, n, k, a.n_cols);
+    } else if constexpr (FORM == FORM_HALF) {
+        pack_row_half(x, tile_out, n, k, a.n_cols, (float *)shared);
+    } else {
+        float *to = (float *)tile_out + (int64_t)k * a.n_cols;
+        for (int i = (int)threadIdx.x; i < a.n_cols; i += EXPERTS_THREADS) {
+            to[i] = x[i];
+        }
+    }
+}
+
+static int64_t row_stride(enum form form, int n_cols)
+{
+    const int64_t bytes = form == FORM_8BIT   ? (int64_t)n_cols + n_cols / 32 * 8
+                          : form == FORM_HALF ? (int64_t)n_cols * 2 + 4
+                                              : (int64_t)n_cols * 4;
+    return form == FORM_FLOAT ? bytes : (bytes + 15) / 16 * 16;
+}
+
+static int pack(cudaStream_t stream, const struct pack_args *a, enum form form, int n_rows)
+{
+    const dim3 grid((unsigned)n_rows), block(EXPERTS_THREADS);
+    const size_t shared = EXPERTS_THREADS / 32 * sizeof(float);
+    switch (form) {
+    case FORM_8BIT:
+        return SL_LAUNCH((pack_kernel<FORM_8BIT>), grid, block, shared, stream, *a);
+    case FORM_HALF:
+        return SL_LAUNCH((pack_kernel<FORM_HALF>), grid, block, shared, stream, *a);
+    default:
+        return SL_LAUNCH((pack_kernel<FORM_FLOAT>), grid, block, shared, stream, *a);
+    }
+}
+
+/* ---- gates of unlike types, and the sum ---- */
+
+static __global__ void __launch_bounds__(EXPERTS_THREADS)
+    gate_pairs_kernel(float *gate, const float *up, int64_t n, int activation)
+{
+    const int64_t i = (int64_t)blockIdx.x * EXPERTS_THREADS + (int)threadIdx.x;
+    if (i < n) {
+        gate[i] = sl_gate(gate[i], up[i], activation);
+    }
+}
+
+/* y of token blockIdx.y from its pairs at positions [begin, end), in the order of its ids. */
+static __global__ void __launch_bounds__(EXPERTS_THREADS)
+    sum_kernel(SL_KERNEL_ARG struct sl_experts_order o, const float *out, const float *weights,
+               float *y, int begin, int end, int n_cols, bool accumulate)
+{
+    const int token = (int)blockIdx.x;
+    const int i = (int)blockIdx.y * EXPERTS_THREADS + (int)threadIdx.x;
+    if (i >= n_cols) {
+        return;
+    }
+    float *at = y + (int64_t)token * n_cols + i;
+    float sum = accumulate ? *at : 0.0f;
+    for (int j = 0; j < o.n_used; j++) {
+        const int pair = token * o.n_used + j;
+        int p;
+        if (o.direct) {
+            p = sl_experts_here(o, o.ids[pair]) < 0 ? -1 : pair;
+        } else {
+            p = o.position[pair];
+        }
+        if (p >= begin && p < end) {
+            sum += weights[pair] * out[(int64_t)(p - begin) * n_cols + i];
+        }
+    }
+    *at = sum;
+}
+
+/* ---- choice ---- */
+
+static bool is_float_kind(int type)
+{
+    return type == SL_TYPE_F32 || type == SL_TYPE_F16 || type == SL_TYPE_BF16;
+}
+
+static bool has_large_blocks(int type)
+{
+    return sl_type_traits((uint32_t)type)->block_items == 256;
+}
+
+static enum products choose_products(const struct sl_experts_matrix *m, bool large)
+{
+    if (is_float_kind((int)m->type)) {
+        const bool aligned = m->n_cols % 8 == 0 && ((uintptr_t)m->data & 15) == 0;
+        if (m->type == SL_TYPE_F32 || !aligned) {
+            return PRODUCTS_PLAIN;
+        }
+    }
+    return large ? PRODUCTS_GEMM : PRODUCTS_MID;
+}
+
+static enum form choose_form(const struct sl_experts_matrix *m, bool large)
+{
+    const enum products products = choose_products(m, large);
+    return products == PRODUCTS_PLAIN                                 ? FORM_FLOAT
+           : products == PRODUCTS_GEMM || is_float_kind((int)m->type) ? FORM_HALF
+                                                                      : FORM_8BIT;
+}
+
+static int multiply(cudaStream_t stream, const struct sl_experts_matrix *m, bool large,
+                    struct sl_experts_args *g)
+{
+    const int type = (int)m->type;
+    const enum products products = choose_products(m, large);
+    const int rows = products == PRODUCTS_GEMM ? SL_GEMM_ROWS : SL_MID_ROWS;
+    const int tile_rows = g->activation != SL_ACT_NONE ? rows / 2 : rows;
+    g->n_tiles = (g->n_rows + tile_rows - 1) / tile_rows;
+    if (products == PRODUCTS_PLAIN) {
+        return sl_experts_plain(stream, type, g);
+    }
+    if (products == PRODUCTS_GEMM) {
+        return is_float_kind(type)      ? sl_experts_gemm_f(stream, type, g)
+               : has_large_blocks(type) ? sl_experts_gemm_k(stream, type, g)
+                                        : sl_experts_gemm_q(stream, type, g);
+    }
+    return is_float_kind(type)      ? sl_experts_mid_f(stream, type, g)
+           : has_large_blocks(type) ? sl_experts_mid_k(stream, type, g)
+                                    : sl_experts_mid_q(stream, type, g);
+}
+
+static void set_part(struct sl_experts_part *to, const struct sl_experts_matrix *m)
+{
+    to->data = (const uint8_t *)m->data;
+    to->table = m->table;
+    to->bias = m->bias;
+    to->bytes = m->n_rows * (int64_t)sl_type_row_bytes(m->type, m->n_cols);
+}
+
+/* ---- the operator ---- */
+
+/* An op on its way, and where things lie in scratch. */
+struct work {
+    const struct sl_op_experts *op;
+    struct sl_experts_order order;
+    int32_t n_tokens, n_embd, n_ff;
+    bool large, split; /* split: gate and up differ in type */
+    uint8_t *x, *x_up, *h_packed;
+    float *h, *up;
+};
+
+static uint8_t *take(uint8_t **at, size_t bytes)
+{
+    uint8_t *p = *at;
+    *at += (bytes + 255) / 256 * 256;
+    return p;
+}
+
+static void choose_tiles(struct work *w)
+{
+    struct sl_experts_order *o = &w->order;
+    const int mean = (o->n_pairs + o->n - 1) / o->n;
+    w->large = mean >= GEMM_MIN_MEAN;
+    o->direct = w->n_tokens <= DIRECT_MAX_TOKENS;
+    /* The ids of a token are distinct: an expert has n_tokens pairs at most. */
+    o->tile_tokens = w->large                        ? SL_GEMM_TOKENS
+                     : w->n_tokens <= 8 || mean <= 4 ? 8
+                     : mean <= 24                    ? 32
+                                                     : 64;
+}
+
+/* Returns whether it fits. */
+static bool lay_out(struct work *w, const struct sl_op *op, uint8_t *scratch, size_t bytes)
+{
+    struct sl_experts_order *o = &w->order;
+    const size_t n_pairs = (size_t)o->n_pairs;
+    const size_t chunk = (size_t)o->chunk;
+    uint8_t *at = scratch;
+    o->tiles = (struct sl_experts_tile *)take(&at, n_pairs * sizeof(struct sl_experts_tile));
+    o->tile_of = (int32_t *)take(&at, n_pairs * sizeof(int32_t));
+    o->pair_at = (int32_t *)take(&at, n_pairs * sizeof(int32_t));
+    o->position = (int32_t *)take(&at, n_pairs * sizeof(int32_t));
+    o->group_first = (int32_t *)take(&at, (size_t)o->n * sizeof(int32_t));
+    o->group_tile = (int32_t *)take(&at, (size_t)o->n * sizeof(int32_t));
+    const int64_t out_bytes = (int64_t)w->n_embd * 4;
+    const int64_t x_bytes = row_stride(choose_form(&op->experts.gate, w->large), w->n_embd);
+    w->x = take(&at, chunk * (size_t)(x_bytes > out_bytes ? x_bytes : out_bytes));
+    w->h = (float *)take(&at, chunk * (size_t)w->n_ff * sizeof(float));
+    w->x_up = w->x;
+    w->up = NULL;
+    if (w->split) {
+        w->x_up = take(
+            &at, chunk * (size_t)row_stride(choose_form(&op->experts.up, w->large), w->n_embd));
+        w->up = (float *)take(&at, chunk * (size_t)w->n_ff * sizeof(float));
+    }
+    const enum form h_form = choose_form(&op->experts.down, w->large);
+    w->h_packed = (uint8_t *)w->h;
+    if (h_form != FORM_FLOAT) {
+        w->h_packed = take(&at, chunk * (size_t)row_stride(h_form, w->n_ff));
+    }
+    return (size_t)(at - scratch) <= bytes;
+}
+
+/* Gate, or up, or both, from x by position. */
+static int run_up(cudaStream_t stream, const struct work *w, const struct sl_experts_args *base,
+                  const struct sl_experts_matrix *m, uint8_t *xs, float *y)
+{
+    const struct sl_op_experts *op = w->op;
+    struct sl_experts_args g = *base;
+    const struct sl_experts_order *o = &w->order;
+    const enum form form = choose_form(m, w->large);
+    g.xs = xs;
+    g.y = y;
+    g.n_cols = w->n_embd;
+    g.n_rows = w->n_ff;
+    g.x_stride = row_stride(form, w->n_embd);
+    g.row_bytes = (int64_t)sl_type_row_bytes(m->type, m->n_cols);
+    g.x_share = o->direct ? o->n_used : 1;
+    g.activation = w->split ? (int)SL_ACT_NONE : (int)op->activation;
+    set_part(&g.part[0], m);
+    if (!w->split) {
+        set_part(&g.part[1], &op->up);
+    }
+    const struct pack_args p = {*o, op->x, xs, g.x_stride, g.begin, g.end, w->n_embd, true};
+    const int failed = pack(stream, &p, form, o->direct ? w->n_tokens : g.end - g.begin);
+    return failed ? failed : multiply(stream, m, w->large, &g);
+}
+
+static int run_down(cudaStream_t stream, const struct work *w, const struct sl_experts_args *base)
+{
+    const struct sl_experts_matrix *m = &w->op->down;
+    struct sl_experts_args g = *base;
+    const enum form form = choose_form(m, w->large);
+    g.xs = w->h_packed;
+    g.y = (float *)w->x;
+    g.n_cols = w->n_ff;
+    g.n_rows = w->n_embd;
+    g.x_stride = row_stride(form, w->n_ff);
+    g.row_bytes = (int64_t)sl_type_row_bytes(m->type, m->n_cols);
+    g.x_share = 1;
+    g.activation = SL_ACT_NONE;
+    set_part(&g.part[0], m);
+    if (form != FORM_FLOAT) {
+        const struct pack_args p = {w->order, w->h,  w->h_packed, g.x_stride,
+                                    g.begin,  g.end, w->n_ff,     false};
+        const int failed = pack(stream, &p, form, g.end - g.begin);
+        if (failed) {
+            return failed;
+        }
+    }
+    return multiply(stream, m, w->large, &g);
+}
+
+static int run_chunk(cudaStream_t stream, const struct work *w, int begin, int end)
+{
+    const struct sl_op_experts *op = w->op;
+    struct sl_experts_args base;
+    memset(&base, 0, sizeof(base));
+    base.order = w->order;
+    base.begin = begin;
+    base.end = end;
+    const int n = end - begin;
+    const int groups = w->order.n < n ? w->order.n : n;
+    const int most = n / w->order.tile_tokens + groups;
+    base.most = w->order.direct || most > n ? n : most;
+    int failed = run_up(stream, w, &base, &op->gate, w->x, w->h);
+    if (!failed && w->split) {
+        failed = run_up(stream, w, &base, &op->up, w->x_up, w->up);
+        const int64_t items = (int64_t)n * w->n_ff;
+        if (!failed) {
+            failed = SL_LAUNCH(gate_pairs_kernel,
+                               dim3((unsigned)((items + EXPERTS_THREADS - 1) / EXPERTS_THREADS)),
+                               dim3(EXPERTS_THREADS), (size_t)0, stream, w->h, w->up, items,
+                               (int)op->activation);
+        }
+    }
+    if (!failed) {
+        failed = run_down(stream, w, &base);
+    }
+    if (failed) {
+        return failed;
+    }
+    const unsigned columns = (unsigned)((w->n_embd + EXPERTS_THREADS - 1) / EXPERTS_THREADS);
+    return SL_LAUNCH(sum_kernel, dim3((unsigned)w->n_tokens, columns), dim3(EXPERTS_THREADS),
+                     (size_t)0, stream, w->order, (const float *)w->x, op->weights, op->y, begin,
+                     end, w->n_embd, op->accumulate || begin > 0);
+}
+
+/* Kernels of packed types read 16-byte pieces from a matrix' start on. Addresses of a table are
+ * not known here: they are as aligned as the arena's, 16 bytes at least. */
+static bool is_supported(const struct sl_experts_matrix *m)
+{
+    return (is_float_kind((int)m->type) || ((uintptr_t)m->data & 15) == 0) &&
+           m->n_rows <= INT32_MAX / 8 && m->n_cols <= INT32_MAX / 8;
+}
+
+extern "C" int sl_cuda_experts(cudaStream_t stream, const struct sl_op *op, void *scratch,
+                               size_t scratch_bytes, const struct sl_cuda_props *props)
+{
+    (void)props;
+    const struct sl_op_experts *e = &op->experts;
+    const int64_t n_pairs = (int64_t)op->n_tokens * e->n_used;
+    if (!is_supported(&e->gate) || !is_supported(&e->up) || !is_supported(&e->down) ||
+        n_pairs > INT32_MAX / 2) {
+        return SL_CUDA_UNSUPPORTED;
+    }
+    struct work w;
+    memset(&w, 0, sizeof(w));
+    w.op = e;
+    w.n_tokens = op->n_tokens;
+    w.n_embd = (int32_t)e->gate.n_cols;
+    w.n_ff = (int32_t)e->gate.n_rows;
+    w.split = e->gate.type != e->up.type;
+    w.order.ids = e->ids;
+    w.order.table = e->gate.table;
+    w.order.n_pairs = (int32_t)n_pairs;
+    w.order.n_used = e->n_used;
+    w.order.first = e->first;
+    w.order.n = e->n;
+    w.order.chunk = sl_op_experts_chunk(op);
+    choose_tiles(&w);
+    if (!lay_out(&w, op, (uint8_t *)scratch, scratch_bytes)) {
+        return SL_CUDA_UNSUPPORTED;
+    }
+    int failed = sl_experts_sort(stream, &w.order);
+    for (int32_t at = 0; !failed && at < w.order.n_pairs; at += w.order.chunk) {
+        const int32_t left = w.order.n_pairs - at;
+        failed = run_chunk(stream, &w, at, at + (left < w.order.chunk ? left : w.order.chunk));
+    }
+    return failed;
+}
