@@ -204,6 +204,10 @@ static void add_to_y(const struct sl_experts_work *w, int32_t position, const st
     const int32_t token = w->pairs[position] / w->op->n_used;
     float *y = w->op->y + (int64_t)token * w->n_embd + b->row;
     const float *bias = block_bias(b);
+    if (bias == NULL && b->n % 32 == 0) {
+        w->t->kernels->attention->add_scaled(y, values, 1.0f, b->n);
+        return;
+    }
     const float weight = bias != NULL ? pair_weight(w, position) : 0.0f;
     for (int r = 0; r < b->n; r++) {
         y[r] += bias != NULL ? values[r] + weight * bias[r] : values[r];

@@ -397,10 +397,22 @@ static void test_attention(void **state)
     }
 }
 
+/* Experts where a table says, in another order than they are numbered, and one of them nowhere. */
+static void scatter(struct op_case *c, struct sl_experts_matrix *m, int32_t n)
+{
+    const size_t bytes = (size_t)m->n_rows * sl_type_row_bytes(m->type, m->n_cols);
+    const void **table = case_room(c, (size_t)n * sizeof *table);
+    for (int32_t e = 0; e < n; e++) {
+        table[e] = e == n / 2 ? NULL : (const char *)m->data + (size_t)(n - 1 - e) * bytes;
+    }
+    m->table = table;
+    m->data = NULL;
+}
+
 /* The choice of experts and the products of the chosen ones, in one list: the second op reads what
  * the first one chose. */
 static void check_experts(enum sl_gating gating, enum sl_type type, int n_tokens, int n_experts,
-                          int n_used, int first, bool with_biases)
+                          int n_used, int first, bool with_biases, bool with_tables)
 {
     enum { EMBD = 256, FF = 96 };
     struct op_case c;
@@ -450,6 +462,11 @@ static void check_experts(enum sl_gating gating, enum sl_type type, int n_tokens
         op->experts.up.bias = case_floats(&c, n_bias * FF, 0.2f);
         op->experts.down.bias = case_floats(&c, n_bias * EMBD, 0.2f);
     }
+    if (with_tables) {
+        scatter(&c, &op->experts.gate, n_here);
+        scatter(&c, &op->experts.up, n_here);
+        scatter(&c, &op->experts.down, n_here);
+    }
     case_output(&c, CASE_FLOATS, op->experts.y, n * EMBD * sizeof(float), SL_TYPE_F32, BOUND_GATED);
     case_check(&c, dev, dev->kind != SL_DEVICE_SIM, "router");
     case_finish(&c);
@@ -459,12 +476,13 @@ static void test_experts(void **state)
 {
     (void)state;
     for (int gating = SL_GATING_SOFTMAX; gating <= SL_GATING_SOFTMAX_CHOSEN; gating++) {
-        check_experts((enum sl_gating)gating, SL_TYPE_Q4_K, 1, 16, 4, 0, false);
-        check_experts((enum sl_gating)gating, SL_TYPE_Q4_K, 7, 8, 2, 3, true);
-        check_experts((enum sl_gating)gating, SL_TYPE_MXFP4, 40, 20, 3, 0, true);
+        check_experts((enum sl_gating)gating, SL_TYPE_Q4_K, 1, 16, 4, 0, false, false);
+        check_experts((enum sl_gating)gating, SL_TYPE_Q4_K, 7, 8, 2, 3, true, true);
+        check_experts((enum sl_gating)gating, SL_TYPE_MXFP4, 40, 20, 3, 0, true, false);
     }
-    check_experts(SL_GATING_SOFTMAX, SL_TYPE_F16, 3, 3, 1, 2, false);
-    check_experts(SL_GATING_SIGMOID, SL_TYPE_Q6_K, 90, 5, 5, 0, false);
+    check_experts(SL_GATING_SOFTMAX, SL_TYPE_F16, 3, 3, 1, 2, false, false);
+    check_experts(SL_GATING_SIGMOID, SL_TYPE_Q6_K, 90, 5, 5, 0, false, true);
+    check_experts(SL_GATING_SOFTMAX, SL_TYPE_Q4_0, 1, 16, 8, 0, false, true);
 }
 
 /* The ops of a whole attention half in one list: each reads what the one before wrote. */

@@ -194,6 +194,33 @@ static void move_op(struct sl_op *op, const char *from, char *to)
     }
 }
 
+static void move_table(const struct op_case *c, const struct sl_experts_matrix *m, char *block,
+                       const char *to, int32_t n)
+{
+    if (m->table == NULL) {
+        return;
+    }
+    const char *table = (const char *)(const void *)m->table;
+    const void **entries = (const void **)(void *)(block + (table - c->block));
+    for (int32_t i = 0; i < n; i++) {
+        const char *address = m->table[i];
+        entries[i] = address != NULL ? to + (address - c->block) : NULL;
+    }
+}
+
+/* Tables in a copy of the block hold addresses of the original: let them point into `to`. */
+static void move_tables(const struct op_case *c, char *block, const char *to)
+{
+    for (int i = 0; i < c->n_ops; i++) {
+        const struct sl_op_experts *experts = &c->ops[i].experts;
+        if (c->ops[i].kind == SL_OP_EXPERTS) {
+            move_table(c, &experts->gate, block, to, experts->n);
+            move_table(c, &experts->up, block, to, experts->n);
+            move_table(c, &experts->down, block, to, experts->n);
+        }
+    }
+}
+
 /* The output's values as floats; the caller frees. */
 static float *values_of(const struct case_output *output, const char *block, size_t *n)
 {
@@ -292,6 +319,7 @@ static enum sluice_status run_on_device(const struct op_case *c, struct sl_devic
     for (int i = 0; i < c->n_ops; i++) {
         move_op(&ops[i], c->block, mem);
     }
+    move_tables(c, block, mem);
     assert_ok(dev->vt->copy_to_device(dev, stream, mem, block, c->used, err), *err);
     const enum sluice_status status = dev->vt->run(dev, stream, ops, c->n_ops, scratch, err);
     memset(ops, 0xff, sizeof ops); /* the list is the caller's again after the call */
@@ -302,6 +330,7 @@ static enum sluice_status run_on_device(const struct op_case *c, struct sl_devic
     if (end != SLUICE_STATUS_OK) {
         fail_msg("%s: %s", c->name, err->message);
     }
+    move_tables(c, block, c->block);
     dev->vt->stream_destroy(dev, stream);
     dev->vt->mem_free(dev, scratch);
     dev->vt->mem_free(dev, mem);
