@@ -2,21 +2,18 @@
  *
  * Matrix times one to four vectors, quantized weights, without a detour through shared memory.
  *
- * One block of 32 warps stays on every multiprocessor, so that x is packed once there. A warp takes
- * whole rows; a lane takes units of 32 weights, `slots` of them under way in registers at any time,
- * across row ends too: what a slot held is used up, then its next load is queued. Units of a lane
- * lie 32 apart, so that everything about x but a multiple of the step is known before the loop.
- * Types aligned to less than 4 bytes are read by 8-byte words that cover their bytes: loads of
- * whole lines in few instructions are what the L1 cache is fast at.
+ * One block of up to 32 warps stays on every multiprocessor, so that x is packed once there. A warp
+ * takes whole rows; a lane takes units of 32 weights, `slots` of them under way in registers at any
+ * time, across row ends too: what a slot held is used up, then its next load is queued. Units of a
+ * lane lie 32 apart, so that everything about x but a multiple of the step is known before the
+ * loop. Types aligned to less than 4 bytes are read by 8-byte words that cover their bytes: loads
+ * of whole lines in few instructions are what the L1 cache is fast at.
  */
 #ifndef SL_DEVICE_CUDA_LINEAR_VEC_DIRECT_CUH
 #define SL_DEVICE_CUDA_LINEAR_VEC_DIRECT_CUH
 
 #include "device/cuda/linear_unpack_k.cuh"
 #include "device/cuda/linear_vec.cuh"
-
-#define SL_VEC_WIDE_WARPS 32
-#define SL_VEC_WIDE_THREADS (32 * SL_VEC_WIDE_WARPS)
 
 /* ---- loads ---- */
 
@@ -56,25 +53,31 @@ SL_HD void sl_settle_cover8(uint32_t *to, const uint32_t *w, const uint8_t *p)
     }
 }
 
+/* A number that the compiler keeps in its register: for lack of one it would compute it anew from
+ * the lane for every unit, which costs more than what the unit itself does. */
+SL_DEV int sl_vec_keep(int v)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(v));
+#endif
+    return v;
+}
+
 /* What a lane knows of its units once and for all. */
 struct sl_vec_lane {
-    int unit;              /* of the block */
-    uint32_t near_mask;    /* Q4_K, Q5_K: masks of scales' low and */
-    uint32_t far_mask;     /* high parts, see below */
-    int shift, near_shift; /* of these parts */
+    int unit;     /* of the block */
+    int shift;    /* Q4_K, Q5_K: of its pair of scales, */
+    int far_mask; /* and which bits of them lie apart from the others */
 };
 
-/* The lane's pair of scales of Q4_K and Q5_K. Groups 0..3 have their six bits in one place
- * (near), the others two there and four in another (far). */
+/* Groups 0..3 of Q4_K and Q5_K have the six bits of their scales in one place, the others two there
+ * and four in another. */
 template <class F> SL_DEV sl_vec_lane sl_vec_lane_of(int lane)
 {
     sl_vec_lane l;
-    l.unit = lane % F::units;
-    const int p = l.unit >> 1;
-    l.shift = 16 * (p & 1);
-    l.near_shift = p < 2 ? l.shift : l.shift + 2;
-    l.near_mask = p < 2 ? 0x3f3fu : 0x3030u;
-    l.far_mask = p < 2 ? 0u : 0x0f0fu;
+    l.unit = sl_vec_keep(lane % F::units);
+    l.shift = sl_vec_keep(16 * (l.unit >> 1 & 1));
+    l.far_mask = sl_vec_keep(l.unit < 4 ? 0 : 0x0f0f);
     return l;
 }
 
@@ -134,9 +137,12 @@ template <bool HIGH> struct sl_vec_load_k4 {
     SL_DEV_MEMBER static void expand(const uint32_t *raw, const uint8_t *, const sl_vec_lane &l,
                                      sl_unit &out)
     {
+        const uint32_t far_mask = (uint32_t)l.far_mask;
+        const uint32_t near_mask = 0x3f3fu & ~far_mask;
+        const int near_shift = l.shift | (l.far_mask & 2);
         const uint32_t c = raw[3] >> l.shift;
-        const uint32_t sc = (raw[1] >> l.near_shift & l.near_mask) | (c & l.far_mask);
-        const uint32_t mn = (raw[2] >> l.near_shift & l.near_mask) | (c >> 4 & l.far_mask);
+        const uint32_t sc = (raw[1] >> near_shift & near_mask) | (c & far_mask);
+        const uint32_t mn = (raw[2] >> near_shift & near_mask) | (c >> 4 & far_mask);
         const float d = sl_half_f32(raw[0]);
         const float d_hi = times16 ? d * 0.0625f : d;
         const float m = -sl_half_f32(raw[0] >> 16);
@@ -204,24 +210,31 @@ template <> struct sl_vec_load<SL_TYPE_Q6_K> {
 /* ---- x ---- */
 
 /* Where a lane's first unit meets x of the first token; later ones lie a multiple of 1024 levels
- * or 32 blocks on. */
+ * or 32 blocks on. The second run lies 1, 2 or 4 runs behind the first: one bit apart, before and
+ * after the swizzle. */
 struct sl_vec_x {
-    const uint8_t *lo, *hi;
-    const struct sl_xblock *b_lo, *b_hi;
-    int half; /* shift of the runs' sum in sl_xblock, where a run is half a group */
+    const uint8_t *levels;
+    const struct sl_xblock *blocks;
+    int at;    /* byte of the first run */
+    int block; /* and its block */
+    int half;  /* shift of the runs' sum in sl_xblock, where a run is half a group */
 };
+
+template <class F> constexpr int sl_vec_run_step(void)
+{
+    return !F::super_runs ? 1 : F::far_groups ? 4 : 2;
+}
 
 template <class F>
 SL_DEV sl_vec_x sl_vec_x_of_lane(const uint8_t *levels, const struct sl_xblock *blocks, int lane)
 {
     const int lo = sl_run_lo<F>(lane);
-    const int hi = sl_run_hi<F>(lane);
     sl_vec_x x;
-    x.lo = levels + 16 * sl_vec_swizzle(lo);
-    x.hi = levels + 16 * sl_vec_swizzle(hi);
-    x.b_lo = blocks + (lo >> 1);
-    x.b_hi = blocks + (hi >> 1);
-    x.half = 16 * (lane & 1);
+    x.levels = levels;
+    x.blocks = blocks;
+    x.at = sl_vec_keep(16 * sl_vec_swizzle(lo));
+    x.block = sl_vec_keep(lo >> 1);
+    x.half = sl_vec_keep(16 * (lane & 1));
     return x;
 }
 
@@ -256,10 +269,15 @@ template <class F, bool TIMES16>
 SL_DEV float sl_vec_dot_x(const sl_unit &w, const sl_vec_x &x, int at, int token_levels,
                           int token_blocks)
 {
-    const struct sl_xblock b_lo = x.b_lo[token_blocks + at / 32];
+    constexpr int step = sl_vec_run_step<F>();
+    const uint8_t *levels = x.levels + token_levels + at;
+    const uint8_t *lo = levels + x.at;
+    const uint8_t *hi = levels + (x.at ^ 16 * step);
+    const struct sl_xblock *b = x.blocks + token_blocks + at / 32 + x.block;
+    const struct sl_xblock b_lo = b[0];
     if constexpr (!F::super_runs) {
-        int sum = sl_vec_dot16<false>(w.lo, x.lo + token_levels + at, SL_MAGIC_BITS);
-        sum = sl_vec_dot16<false>(w.hi, x.hi + token_levels + at, sum);
+        int sum = sl_vec_dot16<false>(w.lo, lo, SL_MAGIC_BITS);
+        sum = sl_vec_dot16<false>(w.hi, hi, sum);
         float v = sl_magic_f32(sum);
         if constexpr (F::offset != 0 || F::has_min) {
             const float x_sum = sl_half_f32(b_lo.sums) + sl_half_f32(b_lo.sums >> 16);
@@ -269,11 +287,9 @@ SL_DEV float sl_vec_dot_x(const sl_unit &w, const sl_vec_x &x, int at, int token
         }
         return b_lo.d * v;
     } else {
-        const struct sl_xblock b_hi = x.b_hi[token_blocks + at / 32];
-        float v_lo =
-            sl_magic_f32(sl_vec_dot16<false>(w.lo, x.lo + token_levels + at, SL_MAGIC_BITS));
-        float v_hi =
-            sl_magic_f32(sl_vec_dot16<TIMES16>(w.hi, x.hi + token_levels + at, SL_MAGIC_BITS));
+        const struct sl_xblock b_hi = b[step / 2];
+        float v_lo = sl_magic_f32(sl_vec_dot16<false>(w.lo, lo, SL_MAGIC_BITS));
+        float v_hi = sl_magic_f32(sl_vec_dot16<TIMES16>(w.hi, hi, SL_MAGIC_BITS));
         const float x_lo = sl_half_f32(b_lo.sums >> x.half);
         const float x_hi = sl_half_f32(b_hi.sums >> x.half);
         if constexpr (F::offset != 0) {
@@ -292,9 +308,10 @@ SL_DEV float sl_vec_dot_x(const sl_unit &w, const sl_vec_x &x, int at, int token
 template <int TYPE, int N> struct sl_vec_direct {
     using F = sl_fmt<TYPE>;
     using L = sl_vec_load<TYPE>;
-    /* As many as the registers allow. */
-    static constexpr int most = L::n <= 8 ? 4 : L::n <= 12 ? 3 : 2;
-    static constexpr int slots = N > 1 && most > 2 ? 2 : most;
+    /* As many warps and slots as the registers allow: 64, 80 or 128 for a thread. */
+    static constexpr int warps = N > 2 ? 16 : N > 1 || L::n > 12 ? 24 : 32;
+    static constexpr int threads = 32 * warps;
+    static constexpr int slots = L::n <= 8 ? 4 : L::n <= 12 ? 3 : N > 2 ? 3 : 2;
     static constexpr int seg_bytes = 1024 / F::items * F::bytes;
 };
 
@@ -333,7 +350,7 @@ SL_DEV void sl_vec_finish_row(const struct sl_linear_args &a, int part, int row,
 }
 
 template <int TYPE, int N>
-__global__ void __launch_bounds__(SL_VEC_WIDE_THREADS, 1)
+__global__ void __launch_bounds__(sl_vec_direct<TYPE, N>::threads, 1)
     sl_vec_direct_kernel(SL_KERNEL_ARG struct sl_linear_args a)
 {
     using F = sl_fmt<TYPE>;
@@ -351,7 +368,7 @@ __global__ void __launch_bounds__(SL_VEC_WIDE_THREADS, 1)
     const bool gated = a.activation != SL_ACT_NONE;
     sl_vec_rows rows;
     rows.first = warp * (int)gridDim.x + (int)blockIdx.x;
-    rows.stride = SL_VEC_WIDE_WARPS * (int)gridDim.x;
+    rows.stride = D::warps * (int)gridDim.x;
     rows.n = rows.first < a.n_tiles ? (a.n_tiles - rows.first + rows.stride - 1) / rows.stride : 0;
     rows.n = gated ? 2 * rows.n : rows.n;
 
@@ -388,9 +405,9 @@ __global__ void __launch_bounds__(SL_VEC_WIDE_THREADS, 1)
         load(j);
     }
     if (a.x_packed) {
-        sl_vec_copy_x<N, SL_VEC_WIDE_THREADS>(a, shared, blocks);
+        sl_vec_copy_x<N, D::threads>(a, shared, blocks);
     } else {
-        sl_vec_pack_x<N, SL_VEC_WIDE_THREADS>(a, shared, blocks);
+        sl_vec_pack_x<N, D::threads>(a, shared, blocks);
     }
     sl_block_sync();
 
@@ -428,7 +445,7 @@ static int sl_vec_direct_launch(cudaStream_t stream, const struct sl_linear_args
                                        (size_t)args->n_cols / 32 * sizeof(struct sl_xblock));
     const int blocks = args->n_tiles < n_sm ? args->n_tiles : n_sm;
     return SL_LAUNCH((sl_vec_direct_kernel<TYPE, N>), dim3((unsigned)blocks),
-                     dim3(SL_VEC_WIDE_THREADS), shared, stream, *args);
+                     dim3(sl_vec_direct<TYPE, N>::threads), shared, stream, *args);
 }
 
 template <int TYPE>
