@@ -7,6 +7,17 @@
 // block, so that packing them is exact; the activations between are rounded to 8 bits or f16, which
 // the bounds allow for. Outputs and scratch hold NaN before, and guard bytes lie behind scratch.
 #define SL_CUDA_EMULATE
+#include "device/cuda/cuda_ops.h"
+
+// Chunks smaller than the contract's, so that small cases have several.
+static int32_t most_in_chunk;
+
+static int32_t small_chunk(const struct sl_op *op)
+{
+    const int32_t chunk = sl_op_experts_chunk(op);
+    return most_in_chunk && chunk > most_in_chunk ? most_in_chunk : chunk;
+}
+#define sl_op_experts_chunk small_chunk
 #include "device/cuda/experts.cu"
 #include "device/cuda/experts_gemm_f.cu"
 #include "device/cuda/experts_gemm_k.cu"
@@ -285,9 +296,13 @@ static void check_shapes(void)
                   BOUND_FLOAT);
     check_experts({4, 64, 32, 2, 1, q4, q4, q4, silu, true, true, false, 7, 7, false}, BOUND_8BIT);
     check_experts({2, 64, 32, 2, 1, q4, q4, q4, silu, true, false, false, 7, 7, false}, BOUND_8BIT);
-    // Rows so wide that the pairs are worked in several chunks.
-    check_experts({140, 8, 32800, 3, 2, f16, f16, q4, silu, true, true, true, 0, 3, true},
-                  BOUND_8BIT);
+    // Chunks whose borders cut experts and tiles.
+    most_in_chunk = 37;
+    check_experts({60, 64, 32, 5, 3, q4, q4, q8, silu, true, true, true, 1, 7, true}, BOUND_8BIT);
+    most_in_chunk = 150;
+    check_experts({200, 64, 64, 3, 2, q4, q8, f16, silu, true, false, false, 0, 3, true},
+                  BOUND_HALF);
+    most_in_chunk = 0;
 }
 
 // ---- router ----
