@@ -6,9 +6,9 @@
  *
  * A type is a loader, a dot product and an `offset`: the products of the unsigned levels are summed
  * with the scales in one register, minimums (or scales) times the sums of the activations in
- * another, and the row's result is first + offset * second. Bodies are inlined into one function
- * for each type, number of rows and number of tokens; all of them do the same operations in the
- * same order for one row and token.
+ * another, and the row's result is first + offset * second. Bodies are inlined into one function a
+ * type, for each number of tokens; all of them do the same operations in the same order for one row
+ * and token.
  */
 #ifndef SL_CPU_LINEAR_ROWS_TMPL_H
 #define SL_CPU_LINEAR_ROWS_TMPL_H
@@ -21,18 +21,32 @@ typedef struct super load_super_fn(const uint8_t *p);
 typedef vi dot_fn(vi w, vi x);
 typedef vf load_float_fn(const void *p);
 
-#define MAX_ROWS 4
 #define MAX_TOKENS SL_LINEAR_CALL_TOKENS
 
-/* How far ahead to fetch: as far as the same place of a later call of this many rows, so that every
- * line is fetched once, and at least 4 KiB. */
-#ifndef FETCH_MIN
-#define FETCH_MIN 4096
-#endif
-INLINE size_t fetch_distance(size_t row_bytes, int n_rows)
+/* How far ahead to fetch: as far as the same place of a later row, so that every line is fetched
+ * once, and at least this. */
+#define FETCH_BYTES 4096
+
+INLINE size_t fetch_distance(size_t row_bytes)
 {
-    const size_t step = row_bytes * (size_t)n_rows;
-    return step >= FETCH_MIN ? step : step * (FETCH_MIN / step + 1);
+    return row_bytes >= FETCH_BYTES ? row_bytes : row_bytes * (FETCH_BYTES / row_bytes + 1);
+}
+
+/* Fetch what group g of a row needs. A group is some lines and a part of one; the parts of 8 groups
+ * are fetched with the last of them, so that no line is fetched twice. */
+INLINE void fetch_group(const uint8_t *row, size_t group_bytes, size_t g)
+{
+    const size_t whole = group_bytes / 64 * 64;
+    const size_t parts = (group_bytes - whole) * 8;
+    const uint8_t *p = row + g * whole + g / 8 * ((parts + 63) / 64 * 64);
+    for (size_t at = 0; at < whole; at += 64) {
+        prefetch(p + at);
+    }
+    if (g % 8 == 7) {
+        for (size_t at = 0; at < parts; at += 64) {
+            prefetch(p + whole + at);
+        }
+    }
 }
 
 INLINE void group_products(struct group g, const uint8_t *x, dot2_fn *dot, bool with_m, vf *acc,
@@ -47,171 +61,133 @@ INLINE void group_products(struct group g, const uint8_t *x, dot2_fn *dot, bool 
 }
 
 INLINE void groups_body(load_group_fn *load, dot2_fn *dot, size_t block_bytes, float offset,
-                        const uint8_t *w, size_t row_bytes, const int n_rows,
-                        const struct sl_linear_x *x, int first, const int n_tokens, float *out)
+                        const uint8_t *w, size_t row_bytes, const struct sl_linear_x *x, int first,
+                        const int n_tokens, float *out)
 {
     const size_t stride = x->stride[SL_LINEAR_HALVES];
-    const uint8_t *const x0 = (const uint8_t *)x->data[SL_LINEAR_HALVES] + (size_t)first * stride;
+    const uint8_t *xg = (const uint8_t *)x->data[SL_LINEAR_HALVES] + (size_t)first * stride;
     const int64_t n_blocks = x->n_cols / 32;
     const int64_t n_groups = n_blocks / GROUP_BLOCKS;
     const int n_rest = (int)(n_blocks % GROUP_BLOCKS);
-    const size_t ahead = fetch_distance(row_bytes, n_rows);
+    const uint8_t *const ahead = w + fetch_distance(row_bytes);
     const bool with_m = offset != 0.0f;
-    vf acc[MAX_ROWS][MAX_TOKENS], acc_m[MAX_ROWS][MAX_TOKENS];
-    for (int r = 0; r < n_rows; r++) {
-        for (int t = 0; t < n_tokens; t++) {
-            acc[r][t] = acc_m[r][t] = vf_zero();
-        }
+    vf acc[MAX_TOKENS], acc_m[MAX_TOKENS];
+    for (int t = 0; t < n_tokens; t++) {
+        acc[t] = acc_m[t] = vf_zero();
     }
-    const uint8_t *xg = x0;
-    const uint8_t *wg = w;
     for (int64_t g = 0; g < n_groups; g++) {
-        for (int r = 0; r < n_rows; r++) {
-            const uint8_t *p = wg + (size_t)r * row_bytes;
-            for (size_t line = 0; line < GROUP_BLOCKS * block_bytes; line += 64) {
-                prefetch(p + ahead + line);
-            }
-            const struct group group = load(p, GROUP_BLOCKS);
-            for (int t = 0; t < n_tokens; t++) {
-                group_products(group, xg + (size_t)t * stride, dot, with_m, &acc[r][t],
-                               &acc_m[r][t]);
-            }
+        fetch_group(ahead, GROUP_BLOCKS * block_bytes, (size_t)g);
+        const struct group group = load(w, GROUP_BLOCKS);
+        for (int t = 0; t < n_tokens; t++) {
+            group_products(group, xg + (size_t)t * stride, dot, with_m, &acc[t], &acc_m[t]);
         }
-        wg += GROUP_BLOCKS * block_bytes;
+        w += GROUP_BLOCKS * block_bytes;
         xg += 4 * V_BYTES;
     }
     if (n_rest > 0) {
-        for (int r = 0; r < n_rows; r++) {
-            const struct group group = load(wg + (size_t)r * row_bytes, n_rest);
-            for (int t = 0; t < n_tokens; t++) {
-                group_products(group, xg + (size_t)t * stride, dot, with_m, &acc[r][t],
-                               &acc_m[r][t]);
-            }
+        const struct group group = load(w, n_rest);
+        for (int t = 0; t < n_tokens; t++) {
+            group_products(group, xg + (size_t)t * stride, dot, with_m, &acc[t], &acc_m[t]);
         }
     }
-    for (int r = 0; r < n_rows; r++) {
-        for (int t = 0; t < n_tokens; t++) {
-            const vf sum = with_m ? vf_fma(acc_m[r][t], vf_set1(offset), acc[r][t]) : acc[r][t];
-            out[t * SL_LINEAR_CALL_ROWS + r] = vf_sum(sum);
-        }
+    for (int t = 0; t < n_tokens; t++) {
+        const vf sum = with_m ? vf_fma(acc_m[t], vf_set1(offset), acc[t]) : acc[t];
+        out[t * SL_LINEAR_CALL_ROWS] = vf_sum(sum);
     }
 }
 
 INLINE void supers_body(load_super_fn *load, dot_fn *dot, size_t block_bytes, float offset,
-                        const uint8_t *w, size_t row_bytes, const int n_rows,
-                        const struct sl_linear_x *x, int first, const int n_tokens, float *out)
+                        const uint8_t *w, size_t row_bytes, const struct sl_linear_x *x, int first,
+                        const int n_tokens, float *out)
 {
     const size_t stride = x->stride[SL_LINEAR_SUPER];
-    const uint8_t *const x0 = (const uint8_t *)x->data[SL_LINEAR_SUPER] + (size_t)first * stride;
-    const int64_t n_blocks = x->n_cols / 256;
-    const size_t ahead = fetch_distance(row_bytes, n_rows);
+    const uint8_t *xb = (const uint8_t *)x->data[SL_LINEAR_SUPER] + (size_t)first * stride;
+    const size_t ahead = fetch_distance(row_bytes);
     const bool with_m = offset != 0.0f;
-    vf acc[MAX_ROWS][MAX_TOKENS], acc_m[MAX_ROWS][MAX_TOKENS];
-    for (int r = 0; r < n_rows; r++) {
-        for (int t = 0; t < n_tokens; t++) {
-            acc[r][t] = acc_m[r][t] = vf_zero();
-        }
+    vf acc[MAX_TOKENS][2], acc_m[MAX_TOKENS];
+    for (int t = 0; t < n_tokens; t++) {
+        acc[t][0] = acc[t][1] = acc_m[t] = vf_zero();
     }
-    for (int64_t b = 0; b < n_blocks; b++) {
-        for (int r = 0; r < n_rows; r++) {
-            const uint8_t *p = w + (size_t)r * row_bytes + (size_t)b * block_bytes;
-            for (size_t line = 0; line < block_bytes; line += 64) {
-                prefetch(p + ahead + line);
-            }
-            const struct super block = load(p);
-            for (int t = 0; t < n_tokens; t++) {
-                super_products(&block, x0 + (size_t)t * stride + (size_t)b * SL_LINEAR_SUPER_BYTES,
-                               dot, with_m, &acc[r][t], &acc_m[r][t]);
-            }
+    for (int64_t b = 0; b < x->n_cols / 256; b++) {
+        for (size_t line = 0; line < block_bytes; line += 64) {
+            prefetch(w + ahead + line);
         }
-    }
-    for (int r = 0; r < n_rows; r++) {
+        const struct super block = load(w);
         for (int t = 0; t < n_tokens; t++) {
-            const vf sum = with_m ? vf_fma(acc_m[r][t], vf_set1(offset), acc[r][t]) : acc[r][t];
-            out[t * SL_LINEAR_CALL_ROWS + r] = vf_sum(sum);
+            super_products(&block, xb + (size_t)t * stride, dot, with_m, acc[t], &acc_m[t]);
         }
+        w += block_bytes;
+        xb += SL_LINEAR_SUPER_BYTES;
+    }
+    for (int t = 0; t < n_tokens; t++) {
+        const vf both = vf_add(acc[t][0], acc[t][1]);
+        out[t * SL_LINEAR_CALL_ROWS] =
+            vf_sum(with_m ? vf_fma(acc_m[t], vf_set1(offset), both) : both);
     }
 }
 
-/* Float weights times float activations. Two chains a row hide the latency of the additions. */
+/* Float weights times float activations. */
 INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w, size_t row_bytes,
-                        const int n_rows, const struct sl_linear_x *x, int first,
-                        const int n_tokens, float *out)
+                        const struct sl_linear_x *x, int first, const int n_tokens, float *out)
 {
     const int64_t n = x->n_cols;
     const size_t stride = x->stride[SL_LINEAR_FLOAT] / sizeof(float);
     const float *const x0 = (const float *)x->data[SL_LINEAR_FLOAT] + (size_t)first * stride;
-    const size_t ahead = fetch_distance(row_bytes, n_rows);
-    vf acc[MAX_ROWS][MAX_TOKENS][2];
-    for (int r = 0; r < n_rows; r++) {
-        for (int t = 0; t < n_tokens; t++) {
-            acc[r][t][0] = acc[r][t][1] = vf_zero();
-        }
+    const size_t ahead = fetch_distance(row_bytes);
+    vf acc[MAX_TOKENS][2];
+    for (int t = 0; t < n_tokens; t++) {
+        acc[t][0] = acc[t][1] = vf_zero();
     }
     int64_t i = 0;
     for (; i + 2 * V_LANES <= n; i += 2 * V_LANES) {
-        for (int r = 0; r < n_rows; r++) {
-            const uint8_t *p = w + (size_t)r * row_bytes + (size_t)i * item_bytes;
-            for (size_t line = 0; line < 2 * V_LANES * item_bytes; line += 64) {
-                prefetch(p + ahead + line);
-            }
-            const vf a = load(p);
-            const vf b = load(p + V_LANES * item_bytes);
-            for (int t = 0; t < n_tokens; t++) {
-                const float *xt = x0 + (size_t)t * stride + i;
-                acc[r][t][0] = vf_fma(a, vf_load(xt), acc[r][t][0]);
-                acc[r][t][1] = vf_fma(b, vf_load(xt + V_LANES), acc[r][t][1]);
-            }
+        const uint8_t *p = w + (size_t)i * item_bytes;
+        for (size_t line = 0; line < 2 * V_LANES * item_bytes; line += 64) {
+            prefetch(p + ahead + line);
+        }
+        const vf a = load(p);
+        const vf b = load(p + V_LANES * item_bytes);
+        for (int t = 0; t < n_tokens; t++) {
+            const float *xt = x0 + (size_t)t * stride + i;
+            acc[t][0] = vf_fma(a, vf_load(xt), acc[t][0]);
+            acc[t][1] = vf_fma(b, vf_load(xt + V_LANES), acc[t][1]);
         }
     }
     const size_t n_rest = (size_t)(n - i);
-    for (int r = 0; r < n_rows; r++) {
-        uint8_t wr[2 * V_LANES * 4] = {0};
-        memcpy(wr, w + (size_t)r * row_bytes + (size_t)i * item_bytes, n_rest * item_bytes);
-        const vf a = load(wr);
-        const vf b = load(wr + V_LANES * item_bytes);
-        for (int t = 0; t < n_tokens; t++) {
-            vf sum = vf_add(acc[r][t][0], acc[r][t][1]);
-            if (n_rest > 0) {
-                float xr[2 * V_LANES] = {0};
-                memcpy(xr, x0 + (size_t)t * stride + i, n_rest * sizeof(float));
-                sum = vf_fma(a, vf_load(xr), sum);
-                sum = vf_fma(b, vf_load(xr + V_LANES), sum);
-            }
-            out[t * SL_LINEAR_CALL_ROWS + r] = vf_sum(sum);
+    uint8_t wr[2 * V_LANES * 4] = {0};
+    memcpy(wr, w + (size_t)i * item_bytes, n_rest * item_bytes);
+    const vf a = load(wr);
+    const vf b = load(wr + V_LANES * item_bytes);
+    for (int t = 0; t < n_tokens; t++) {
+        vf sum = vf_add(acc[t][0], acc[t][1]);
+        if (n_rest > 0) {
+            float xr[2 * V_LANES] = {0};
+            memcpy(xr, x0 + (size_t)t * stride + i, n_rest * sizeof(float));
+            sum = vf_fma(a, vf_load(xr), sum);
+            sum = vf_fma(b, vf_load(xr + V_LANES), sum);
         }
+        out[t * SL_LINEAR_CALL_ROWS] = vf_sum(sum);
     }
 }
 
-/* Rows at a time: as many as there are registers for their sums. */
-#define ROWS_OF(n_tokens) ((n_tokens) == 1 ? ROWS_1 : (n_tokens) == 2 ? ROWS_2 : 1)
-
-/* The loop over the rows of a call for one number of tokens. BODY(rows, tokens, w, out) */
+/* The rows of a call, one after the other: a single stream of memory is read fastest. */
 #define ROWS_LOOP(BODY, n_tokens)                                                                  \
-    do {                                                                                           \
-        int r = 0;                                                                                 \
-        for (; r + ROWS_OF(n_tokens) <= n_rows; r += ROWS_OF(n_tokens)) {                          \
-            BODY(ROWS_OF(n_tokens), n_tokens, (const uint8_t *)w + (size_t)r * row_bytes,          \
-                 out + r);                                                                         \
-        }                                                                                          \
-        for (; r < n_rows; r++) {                                                                  \
-            BODY(1, n_tokens, (const uint8_t *)w + (size_t)r * row_bytes, out + r);                \
-        }                                                                                          \
-    } while (0)
+    for (int r = 0; r < n_rows; r++) {                                                             \
+        BODY(n_tokens, (const uint8_t *)w + (size_t)r * row_bytes, out + r);                       \
+    }
 
 #define ROWS_SWITCH(BODY)                                                                          \
     switch (n_tokens) {                                                                            \
     case 1:                                                                                        \
-        ROWS_LOOP(BODY, 1);                                                                        \
+        ROWS_LOOP(BODY, 1)                                                                         \
         break;                                                                                     \
     case 2:                                                                                        \
-        ROWS_LOOP(BODY, 2);                                                                        \
+        ROWS_LOOP(BODY, 2)                                                                         \
         break;                                                                                     \
     case 3:                                                                                        \
-        ROWS_LOOP(BODY, 3);                                                                        \
+        ROWS_LOOP(BODY, 3)                                                                         \
         break;                                                                                     \
     default:                                                                                       \
-        ROWS_LOOP(BODY, 4);                                                                        \
+        ROWS_LOOP(BODY, 4)                                                                         \
         break;                                                                                     \
     }
 
@@ -219,27 +195,27 @@ INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w
     const void *w, size_t row_bytes, int n_rows, const struct sl_linear_x *x, int first,           \
         int n_tokens, float *out
 
-#define GROUPS_CALL(name, dot, bytes, offset, r, t, w, out)                                        \
-    groups_body(load_##name, dot, bytes, offset, w, row_bytes, r, x, first, t, out)
-#define SUPERS_CALL(name, dot, bytes, offset, r, t, w, out)                                        \
-    supers_body(load_##name, dot, bytes, offset, w, row_bytes, r, x, first, t, out)
+#define GROUPS_CALL(name, dot, bytes, offset, t, w, out)                                           \
+    groups_body(load_##name, dot, bytes, offset, w, row_bytes, x, first, t, out)
+#define SUPERS_CALL(name, dot, bytes, offset, t, w, out)                                           \
+    supers_body(load_##name, dot, bytes, offset, w, row_bytes, x, first, t, out)
 
-#define BODY_Q4_0(r, t, w, out) GROUPS_CALL(q4_0, dot2_u, 18, -8.0f, r, t, w, out)
-#define BODY_Q4_1(r, t, w, out) GROUPS_CALL(q4_1, dot2_u, 20, 1.0f, r, t, w, out)
-#define BODY_Q5_0(r, t, w, out) GROUPS_CALL(q5_0, dot2_u, 22, -16.0f, r, t, w, out)
-#define BODY_Q5_1(r, t, w, out) GROUPS_CALL(q5_1, dot2_u, 24, 1.0f, r, t, w, out)
-#define BODY_Q8_0(r, t, w, out) GROUPS_CALL(q8_0, dot2_s, 34, -(float)BIAS_S8, r, t, w, out)
-#define BODY_IQ4_NL(r, t, w, out) GROUPS_CALL(iq4_nl, dot2_s, 18, -(float)BIAS_S8, r, t, w, out)
-#define BODY_MXFP4(r, t, w, out) GROUPS_CALL(mxfp4, dot2_u, 17, -12.0f, r, t, w, out)
-#define BODY_Q2_K(r, t, w, out) SUPERS_CALL(q2_k, dot_u, 84, -1.0f, r, t, w, out)
-#define BODY_Q3_K(r, t, w, out) SUPERS_CALL(q3_k, dot_u, 110, -4.0f, r, t, w, out)
-#define BODY_Q4_K(r, t, w, out) SUPERS_CALL(q4_k, dot_u, 144, -1.0f, r, t, w, out)
-#define BODY_Q5_K(r, t, w, out) SUPERS_CALL(q5_k, dot_u, 176, -1.0f, r, t, w, out)
-#define BODY_Q6_K(r, t, w, out) SUPERS_CALL(q6_k, dot_u, 210, -32.0f, r, t, w, out)
-#define BODY_IQ4_XS(r, t, w, out) SUPERS_CALL(iq4_xs, dot_s, 136, -(float)BIAS_S8, r, t, w, out)
-#define BODY_F32(r, t, w, out) floats_body(vf_load, 4, w, row_bytes, r, x, first, t, out)
-#define BODY_F16(r, t, w, out) floats_body(vf_load_f16, 2, w, row_bytes, r, x, first, t, out)
-#define BODY_BF16(r, t, w, out) floats_body(vf_load_bf16, 2, w, row_bytes, r, x, first, t, out)
+#define BODY_Q4_0(t, w, out) GROUPS_CALL(q4_0, dot2_u, 18, -8.0f, t, w, out)
+#define BODY_Q4_1(t, w, out) GROUPS_CALL(q4_1, dot2_u, 20, 1.0f, t, w, out)
+#define BODY_Q5_0(t, w, out) GROUPS_CALL(q5_0, dot2_u, 22, -16.0f, t, w, out)
+#define BODY_Q5_1(t, w, out) GROUPS_CALL(q5_1, dot2_u, 24, 1.0f, t, w, out)
+#define BODY_Q8_0(t, w, out) GROUPS_CALL(q8_0, dot2_s, 34, -(float)BIAS_S8, t, w, out)
+#define BODY_IQ4_NL(t, w, out) GROUPS_CALL(iq4_nl, dot2_s, 18, -(float)BIAS_S8, t, w, out)
+#define BODY_MXFP4(t, w, out) GROUPS_CALL(mxfp4, dot2_u, 17, -12.0f, t, w, out)
+#define BODY_Q2_K(t, w, out) SUPERS_CALL(q2_k, dot_u, 84, -1.0f, t, w, out)
+#define BODY_Q3_K(t, w, out) SUPERS_CALL(q3_k, dot_u, 110, -4.0f, t, w, out)
+#define BODY_Q4_K(t, w, out) SUPERS_CALL(q4_k, dot_u, 144, -1.0f, t, w, out)
+#define BODY_Q5_K(t, w, out) SUPERS_CALL(q5_k, dot_u, 176, -1.0f, t, w, out)
+#define BODY_Q6_K(t, w, out) SUPERS_CALL(q6_k, dot_u, 210, -32.0f, t, w, out)
+#define BODY_IQ4_XS(t, w, out) SUPERS_CALL(iq4_xs, dot_s, 136, -(float)BIAS_S8, t, w, out)
+#define BODY_F32(t, w, out) floats_body(vf_load, 4, w, row_bytes, x, first, t, out)
+#define BODY_F16(t, w, out) floats_body(vf_load_f16, 2, w, row_bytes, x, first, t, out)
+#define BODY_BF16(t, w, out) floats_body(vf_load_bf16, 2, w, row_bytes, x, first, t, out)
 
 #define ROWS_TYPES(X)                                                                              \
     X(F32)                                                                                         \

@@ -259,9 +259,10 @@ INLINE struct super load_iq4_xs(const uint8_t *p)
     return b;
 }
 
-/* Products of a super-block, scaled; the minimums with the sums of the activations. */
+/* Products of a super-block, scaled, in two chains of additions; the minimums with the sums of the
+ * activations. */
 INLINE void super_products(const struct super *b, const uint8_t *x, vi (*dot)(vi, vi), bool with_m,
-                           vf *acc, vf *acc_m)
+                           vf acc[2], vf *acc_m)
 {
     for (int i = 0; i < 4; i++) {
         const vf scales = vf_mul(b->s[i], vf_load(x + 256 + 16 * i));
@@ -269,13 +270,13 @@ INLINE void super_products(const struct super *b, const uint8_t *x, vi (*dot)(vi
             *acc_m = vf_fma(b->m[i], vf_load(x + 320 + 16 * i), *acc_m);
         }
         const uint8_t *xi = x + 64 * i;
-        *acc = vfmaq_laneq_f32(*acc, vf_from_int(dot(b->q[4 * i], vi_load(xi))), scales, 0);
-        *acc =
-            vfmaq_laneq_f32(*acc, vf_from_int(dot(b->q[4 * i + 1], vi_load(xi + 16))), scales, 1);
-        *acc =
-            vfmaq_laneq_f32(*acc, vf_from_int(dot(b->q[4 * i + 2], vi_load(xi + 32))), scales, 2);
-        *acc =
-            vfmaq_laneq_f32(*acc, vf_from_int(dot(b->q[4 * i + 3], vi_load(xi + 48))), scales, 3);
+        acc[0] = vfmaq_laneq_f32(acc[0], vf_from_int(dot(b->q[4 * i], vi_load(xi))), scales, 0);
+        acc[1] =
+            vfmaq_laneq_f32(acc[1], vf_from_int(dot(b->q[4 * i + 1], vi_load(xi + 16))), scales, 1);
+        acc[0] =
+            vfmaq_laneq_f32(acc[0], vf_from_int(dot(b->q[4 * i + 2], vi_load(xi + 32))), scales, 2);
+        acc[1] =
+            vfmaq_laneq_f32(acc[1], vf_from_int(dot(b->q[4 * i + 3], vi_load(xi + 48))), scales, 3);
     }
 }
 

@@ -2,8 +2,6 @@
  *
  * Product kernels for NEON with dot products: rows and panels.
  */
-#define ROWS_1 4
-#define ROWS_2 2
 #define BYTES_TOKENS 6
 #define FLOATS_TOKENS 6
 #include "cpu/arm/linear_load_neon.h"

@@ -254,9 +254,10 @@ INLINE struct super load_iq4_xs(const uint8_t *p)
     return b;
 }
 
-/* Products of a super-block, scaled; the minimums with the sums of the activations. */
+/* Products of a super-block, scaled, in two chains of additions; the minimums with the sums of the
+ * activations. */
 INLINE void super_products(const struct super *b, const uint8_t *x, vi (*dot)(vi, vi), bool with_m,
-                           vf *acc, vf *acc_m)
+                           vf acc[2], vf *acc_m)
 {
     for (int h = 0; h < 2; h++) {
         const vf scales = vf_mul(b->s[h], vf_load(x + 256 + 32 * h));
@@ -268,7 +269,8 @@ INLINE void super_products(const struct super *b, const uint8_t *x, vi (*dot)(vi
             const vi index = _mm256_setr_epi32(2 * i, 2 * i, 2 * i, 2 * i, 2 * i + 1, 2 * i + 1,
                                                2 * i + 1, 2 * i + 1);
             const vi products = dot(b->q[4 * h + i], vi_load(x + 32 * (4 * h + i)));
-            *acc = vf_fma(vf_from_int(products), _mm256_permutevar8x32_ps(scales, index), *acc);
+            acc[i % 2] =
+                vf_fma(vf_from_int(products), _mm256_permutevar8x32_ps(scales, index), acc[i % 2]);
         }
     }
 }

@@ -2,9 +2,10 @@
  *
  * Unpacking of weight blocks into 512-bit registers, for the row kernels.
  *
- * Small blocks come in groups of four (layout SL_LINEAR_HALVES). Their bytes are read by two
- * overlapping loads that stay inside the group and sorted by one permutation of words. A group with
- * fewer blocks reads only those; the others come out with scale 0.
+ * Small blocks come in groups of four (layout SL_LINEAR_HALVES), gathered by loads of 16 bytes. Two
+ * overlapping loads of 64 bytes and a permutation would be half the work, but such loads cross a
+ * line almost always, and while the lines are still on their way from memory that costs more than
+ * half of the bandwidth. A missing block comes out with scale 0.
  */
 #ifndef SL_CPU_X86_LINEAR_LOAD_V512_H
 #define SL_CPU_X86_LINEAR_LOAD_V512_H
@@ -23,66 +24,59 @@ struct group {
     vf d, m;
 };
 
-/* Word of the two loads that holds byte x of a group of blocks of `bytes`. */
-#define WORD(bytes, x) ((x) < 64 ? (x) / 2 : 32 + ((x) - ((bytes)*4 - 64)) / 2)
-#define WORDS8(bytes, x)                                                                           \
-    WORD(bytes, (x)), WORD(bytes, (x) + 2), WORD(bytes, (x) + 4), WORD(bytes, (x) + 6),            \
-        WORD(bytes, (x) + 8), WORD(bytes, (x) + 10), WORD(bytes, (x) + 12), WORD(bytes, (x) + 14)
-#define WORDS_QS(bytes, at)                                                                        \
-    {                                                                                              \
-        WORDS8(bytes, at), WORDS8(bytes, (bytes) + (at)), WORDS8(bytes, 2 * (bytes) + (at)),       \
-            WORDS8(bytes, 3 * (bytes) + (at))                                                      \
-    }
-#define SAME4(x) x, x, x, x
-#define WORDS_D(bytes, at)                                                                         \
-    {                                                                                              \
-        SAME4(WORD(bytes, at)), SAME4(WORD(bytes, (bytes) + (at))),                                \
-            SAME4(WORD(bytes, 2 * (bytes) + (at))), SAME4(WORD(bytes, 3 * (bytes) + (at)))         \
-    }
-
-typedef const uint16_t words32[32] __attribute__((aligned(64)));
-typedef const uint16_t words16[16] __attribute__((aligned(32)));
-
-static words32 words_qs_18 = WORDS_QS(18, 2), words_qs_20 = WORDS_QS(20, 4),
-               words_qs_22 = WORDS_QS(22, 6), words_qs_24 = WORDS_QS(24, 8);
-static words16 words_d_18 = WORDS_D(18, 0), words_d_20 = WORDS_D(20, 0),
-               words_m_20 = WORDS_D(20, 2), words_d_22 = WORDS_D(22, 0),
-               words_d_24 = WORDS_D(24, 0), words_m_24 = WORDS_D(24, 2);
-/* Low, then high words of qh of the four blocks. */
-#define WORDS_QH(bytes, at)                                                                        \
-    {                                                                                              \
-        WORD(bytes, at), WORD(bytes, (bytes) + (at)), WORD(bytes, 2 * (bytes) + (at)),             \
-            WORD(bytes, 3 * (bytes) + (at)), WORD(bytes, (at) + 2),                                \
-            WORD(bytes, (bytes) + (at) + 2), WORD(bytes, 2 * (bytes) + (at) + 2),                  \
-            WORD(bytes, 3 * (bytes) + (at) + 2)                                                    \
-    }
-static const uint16_t words_qh_22[8] __attribute__((aligned(16))) = WORDS_QH(22, 2);
-static const uint16_t words_qh_24[8] __attribute__((aligned(16))) = WORDS_QH(24, 4);
-
-struct pair {
-    vi a, b;
-};
-
-/* The two loads of a group of n blocks. */
-INLINE struct pair load_pair(const uint8_t *p, int bytes, int n)
+INLINE uint16_t load_u16(const uint8_t *p)
 {
-    const int shift = bytes * 4 - 64;
-    if (n == GROUP_BLOCKS) {
-        return (struct pair){vi_load(p), vi_load(p + shift)};
-    }
-    const int total = bytes * n;
-    const __mmask64 a = total >= 64 ? ~UINT64_C(0) : (UINT64_C(1) << total) - 1;
-    const __mmask64 b = total > shift ? (UINT64_C(1) << (total - shift)) - 1 : 0;
-    return (struct pair){_mm512_maskz_loadu_epi8(a, p), _mm512_maskz_loadu_epi8(b, p + shift)};
+    uint16_t v;
+    memcpy(&v, p, sizeof(v));
+    return v;
 }
-INLINE vi pick(struct pair v, const uint16_t *words)
+INLINE uint32_t load_u32(const uint8_t *p)
 {
-    return _mm512_permutex2var_epi16(v.a, _mm512_load_si512(words), v.b);
+    uint32_t v;
+    memcpy(&v, p, sizeof(v));
+    return v;
 }
-INLINE vf pick_f16(struct pair v, const uint16_t *words)
+/* Four 16-byte pieces at a stride; pieces n and up are zero. */
+INLINE vi load_pieces(const uint8_t *p, size_t stride, int n)
 {
-    const vi index = _mm512_castsi256_si512(_mm256_load_si256((const void *)words));
-    return _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutex2var_epi16(v.a, index, v.b)));
+    vi v = _mm512_zextsi128_si512(_mm_loadu_si128((const void *)p));
+    if (n > 1) {
+        v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + stride)), 1);
+    }
+    if (n > 2) {
+        v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 2 * stride)), 2);
+    }
+    if (n > 3) {
+        v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 3 * stride)), 3);
+    }
+    return v;
+}
+/* The halves in the low (at 0) or high (at 2) words of four double words, each in 4 lanes. */
+INLINE vf spread_f16(__m128i words, int at)
+{
+    const __m256i index = _mm256_setr_epi32(0x01000100, 0x01000100, 0x05040504, 0x05040504,
+                                            0x09080908, 0x09080908, 0x0d0c0d0c, 0x0d0c0d0c);
+    const __m256i bytes = _mm256_add_epi8(index, _mm256_set1_epi8((char)at));
+    return _mm512_cvtph_ps(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(words), bytes));
+}
+/* A half of each block. */
+INLINE vf load_f16_4(const uint8_t *p, size_t stride, int n)
+{
+    __m128i d = _mm_cvtsi32_si128(load_u16(p));
+    d = n > 1 ? _mm_insert_epi16(d, load_u16(p + stride), 2) : d;
+    d = n > 2 ? _mm_insert_epi16(d, load_u16(p + 2 * stride), 4) : d;
+    d = n > 3 ? _mm_insert_epi16(d, load_u16(p + 3 * stride), 6) : d;
+    return spread_f16(d, 0);
+}
+/* Scale and minimum, which begin the blocks. */
+INLINE void set_pairs(struct group *g, const uint8_t *p, size_t stride, int n)
+{
+    __m128i d = _mm_cvtsi32_si128((int)load_u32(p));
+    d = n > 1 ? _mm_insert_epi32(d, (int)load_u32(p + stride), 1) : d;
+    d = n > 2 ? _mm_insert_epi32(d, (int)load_u32(p + 2 * stride), 2) : d;
+    d = n > 3 ? _mm_insert_epi32(d, (int)load_u32(p + 3 * stride), 3) : d;
+    g->d = spread_f16(d, 0);
+    g->m = spread_f16(d, 2);
 }
 INLINE void set_nibbles(struct group *g, vi qs)
 {
@@ -90,15 +84,18 @@ INLINE void set_nibbles(struct group *g, vi qs)
     g->lo = _mm512_and_si512(qs, low);
     g->hi = _mm512_and_si512(_mm512_srli_epi16(qs, 4), low);
 }
-INLINE void add_fifth_bits(struct group *g, struct pair v, const uint16_t *words)
+/* Bit i of a block's qh is the fifth bit of its level i. */
+INLINE void add_fifth_bits(struct group *g, const uint8_t *qh, size_t stride, int n)
 {
-    const vi index = _mm512_castsi128_si512(_mm_load_si128((const void *)words));
-    const __m128i qh = _mm512_castsi512_si128(_mm512_permutex2var_epi16(v.a, index, v.b));
+    const uint64_t a = load_u32(qh);
+    const uint64_t b = n > 1 ? load_u32(qh + stride) : 0;
+    const uint64_t c = n > 2 ? load_u32(qh + 2 * stride) : 0;
+    const uint64_t d = n > 3 ? load_u32(qh + 3 * stride) : 0;
+    const uint64_t first = (a & 0xffff) | (b & 0xffff) << 16 | (c & 0xffff) << 32 | d << 48;
+    const uint64_t last = a >> 16 | (b >> 16) << 16 | (c >> 16) << 32 | (d >> 16) << 48;
     const vi bit = _mm512_set1_epi8(16);
-    const __mmask64 lo = (__mmask64)_mm_cvtsi128_si64(qh);
-    const __mmask64 hi = (__mmask64)_mm_extract_epi64(qh, 1);
-    g->lo = _mm512_mask_add_epi8(g->lo, lo, g->lo, bit);
-    g->hi = _mm512_mask_add_epi8(g->hi, hi, g->hi, bit);
+    g->lo = _mm512_mask_add_epi8(g->lo, (__mmask64)first, g->lo, bit);
+    g->hi = _mm512_mask_add_epi8(g->hi, (__mmask64)last, g->hi, bit);
 }
 INLINE vi lookup(const int8_t *levels, int bias, vi q)
 {
@@ -109,38 +106,32 @@ INLINE vi lookup(const int8_t *levels, int bias, vi q)
 
 INLINE struct group load_q4_0(const uint8_t *p, int n)
 {
-    const struct pair v = load_pair(p, 18, n);
     struct group g;
-    set_nibbles(&g, pick(v, words_qs_18));
-    g.d = g.m = pick_f16(v, words_d_18);
+    set_nibbles(&g, load_pieces(p + 2, 18, n));
+    g.d = g.m = load_f16_4(p, 18, n);
     return g;
 }
 INLINE struct group load_q4_1(const uint8_t *p, int n)
 {
-    const struct pair v = load_pair(p, 20, n);
     struct group g;
-    set_nibbles(&g, pick(v, words_qs_20));
-    g.d = pick_f16(v, words_d_20);
-    g.m = pick_f16(v, words_m_20);
+    set_nibbles(&g, load_pieces(p + 4, 20, n));
+    set_pairs(&g, p, 20, n);
     return g;
 }
 INLINE struct group load_q5_0(const uint8_t *p, int n)
 {
-    const struct pair v = load_pair(p, 22, n);
     struct group g;
-    set_nibbles(&g, pick(v, words_qs_22));
-    add_fifth_bits(&g, v, words_qh_22);
-    g.d = g.m = pick_f16(v, words_d_22);
+    set_nibbles(&g, load_pieces(p + 6, 22, n));
+    add_fifth_bits(&g, p + 2, 22, n);
+    g.d = g.m = load_f16_4(p, 22, n);
     return g;
 }
 INLINE struct group load_q5_1(const uint8_t *p, int n)
 {
-    const struct pair v = load_pair(p, 24, n);
     struct group g;
-    set_nibbles(&g, pick(v, words_qs_24));
-    add_fifth_bits(&g, v, words_qh_24);
-    g.d = pick_f16(v, words_d_24);
-    g.m = pick_f16(v, words_m_24);
+    set_nibbles(&g, load_pieces(p + 8, 24, n));
+    add_fifth_bits(&g, p + 4, 24, n);
+    set_pairs(&g, p, 24, n);
     return g;
 }
 INLINE struct group load_iq4_nl(const uint8_t *p, int n)
@@ -150,45 +141,13 @@ INLINE struct group load_iq4_nl(const uint8_t *p, int n)
     g.hi = lookup(sl_iq4_values, BIAS_S8, g.hi);
     return g;
 }
-
-/* Four 16-byte pieces at a stride; pieces n and up are zero. */
-INLINE vi load_pieces(const uint8_t *p, size_t stride, int n)
-{
-    vi v = _mm512_castsi128_si512(_mm_loadu_si128((const void *)p));
-    if (n == GROUP_BLOCKS) {
-        v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + stride)), 1);
-        v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 2 * stride)), 2);
-        return _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 3 * stride)), 3);
-    }
-    v = _mm512_zextsi128_si512(_mm512_castsi512_si128(v));
-    if (n > 1) {
-        v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + stride)), 1);
-    }
-    if (n > 2) {
-        v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(p + 2 * stride)), 2);
-    }
-    return v;
-}
-INLINE uint16_t load_u16(const uint8_t *p)
-{
-    uint16_t v;
-    memcpy(&v, p, sizeof(v));
-    return v;
-}
 INLINE struct group load_q8_0(const uint8_t *p, int n)
 {
-    const size_t bytes = sizeof(struct sl_block_q8_0);
     const vi bias = _mm512_set1_epi8((char)BIAS_S8);
     struct group g;
-    g.lo = _mm512_xor_si512(load_pieces(p + 2, bytes, n), bias);
-    g.hi = _mm512_xor_si512(load_pieces(p + 18, bytes, n), bias);
-    __m128i d = _mm_cvtsi32_si128(load_u16(p));
-    d = n > 1 ? _mm_insert_epi16(d, load_u16(p + bytes), 1) : d;
-    d = n > 2 ? _mm_insert_epi16(d, load_u16(p + 2 * bytes), 2) : d;
-    d = n > 3 ? _mm_insert_epi16(d, load_u16(p + 3 * bytes), 3) : d;
-    const __m256i spread = _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 4, 5, 4,
-                                            5, 4, 5, 4, 5, 6, 7, 6, 7, 6, 7, 6, 7);
-    g.d = g.m = _mm512_cvtph_ps(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(d), spread));
+    g.lo = _mm512_xor_si512(load_pieces(p + 2, 34, n), bias);
+    g.hi = _mm512_xor_si512(load_pieces(p + 18, 34, n), bias);
+    g.d = g.m = load_f16_4(p, 34, n);
     return g;
 }
 INLINE struct group load_mxfp4(const uint8_t *p, int n)
@@ -242,6 +201,13 @@ INLINE vi shift_halves(vi v, int low, int high)
     return _mm512_srlv_epi64(v, _mm512_setr_epi64(low, low, low, low, high, high, high, high));
 }
 
+/* 64 bytes at any address, by halves: see above. */
+INLINE vi load_64(const uint8_t *p)
+{
+    const vi low = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)p));
+    return _mm512_inserti64x4(low, _mm256_loadu_si256((const void *)(p + 32)), 1);
+}
+
 INLINE void set_k4_scales(struct super *b, const uint8_t *p)
 {
     const __m128i v = _mm_loadu_si128((const void *)p);
@@ -286,7 +252,7 @@ INLINE struct super load_q6_k(const uint8_t *p)
     b.s = vf_mul(float_s8(_mm_loadu_si128((const void *)(p + 192))), set1_f16(p + 208));
     b.m = b.s;
     for (int h = 0; h < 2; h++) {
-        const vi ql = vi_load(p + 64 * h);
+        const vi ql = load_64(p + 64 * h);
         const vi qh = shift_halves(load_twice(p + 128 + 32 * h), 0, 2);
         const vi lo = _mm512_and_si512(ql, low);
         const vi hi = _mm512_and_si512(_mm512_srli_epi16(ql, 4), low);
@@ -354,9 +320,10 @@ INLINE vf spread_scales(vf s, int i)
     return _mm512_permutexvar_ps(index, s);
 }
 
-/* Products of a super-block, scaled; the minimums with the sums of the activations. */
+/* Products of a super-block, scaled, in two chains of additions; the minimums with the sums of the
+ * activations. */
 INLINE void super_products(const struct super *b, const uint8_t *x, vi (*dot)(vi, vi), bool with_m,
-                           vf *acc, vf *acc_m)
+                           vf acc[2], vf *acc_m)
 {
     const vf scales = vf_mul(b->s, vf_load(x + 256));
     if (with_m) {
@@ -364,7 +331,7 @@ INLINE void super_products(const struct super *b, const uint8_t *x, vi (*dot)(vi
     }
     for (int i = 0; i < 4; i++) {
         const vi products = dot(b->q[i], vi_load(x + 64 * i));
-        *acc = vf_fma(vf_from_int(products), spread_scales(scales, i), *acc);
+        acc[i % 2] = vf_fma(vf_from_int(products), spread_scales(scales, i), acc[i % 2]);
     }
 }
 

@@ -2,8 +2,6 @@
  *
  * Row kernels with AVX2.
  */
-#define ROWS_1 2
-#define ROWS_2 1
 #include "cpu/x86/linear_load_v256.h"
 #include "cpu/x86/linear_pack_v256.h"
 #include "cpu/linear_pack_tmpl.h"

@@ -2,8 +2,6 @@
  *
  * Row kernels with AVX-512 and VNNI.
  */
-#define ROWS_1 4
-#define ROWS_2 2
 #include "cpu/x86/linear_load_v512.h"
 #include "cpu/x86/linear_pack_v256.h"
 #include "cpu/linear_pack_tmpl.h"
