@@ -157,6 +157,7 @@ static void make_inputs(struct sl_experts_work *w)
         const size_t counted = w->inputs[i].stride;
         w->chunk = (int32_t)((size_t)w->chunk * counted / w->inputs[i].room);
     }
+    w->chunk = w->chunk > 0 ? w->chunk : 1; /* one pair: the slack of the scratch holds it */
     w->h_in.room = w->h_in.stride = packed_stride(w->n_ff); /* floats are in place */
 }
 

@@ -194,6 +194,10 @@ static enum sluice_status validate_attention(const struct sl_op_attention *op,
 static enum sluice_status validate_router(const struct sl_op_router *op, struct sluice_error *err)
 {
     SL_TRY(validate_shape(op->w.type, op->w.n_rows, op->w.n_cols, "router: matrix", err));
+    /* A choice turns on small differences: packed weights round x to 8 bits. */
+    SL_CHECK(op->w.type == SL_TYPE_F32 || op->w.type == SL_TYPE_F16 || op->w.type == SL_TYPE_BF16,
+             UNSUPPORTED, err, "router: matrix of type %s (F32, F16 or BF16 is needed)",
+             sl_type_name((uint32_t)op->w.type));
     SL_CHECK(op->w.n_rows <= SL_MAX_EXPERTS, INTERNAL, err, "router: %lld experts (at most %d)",
              (long long)op->w.n_rows, SL_MAX_EXPERTS);
     SL_CHECK(op->n_used >= 1 && op->n_used <= op->w.n_rows && op->n_used <= SL_MAX_EXPERTS_USED,

@@ -34,8 +34,8 @@ void kc_router_make(struct kc_case *c, struct kc_rng *rng)
 {
     struct sl_op_router *o = &c->op.router;
     c->op.n_tokens = PICK(rng, 1, 1, 2, 5, 8, 9, 40, 70);
-    o->w.type = (enum sl_type)PICK(rng, SL_TYPE_F32, SL_TYPE_F32, SL_TYPE_F32, SL_TYPE_F16,
-                                   SL_TYPE_BF16, SL_TYPE_Q8_0);
+    o->w.type =
+        (enum sl_type)PICK(rng, SL_TYPE_F32, SL_TYPE_F32, SL_TYPE_F32, SL_TYPE_F16, SL_TYPE_BF16);
     o->w.n_rows = PICK(rng, 1, 4, 8, 17, 32, 60, 128, 256);
     o->w.n_cols = 32 * PICK(rng, 1, 2, 9, 16, 64);
     o->n_used = 1 + kc_rng_below(rng, (int)(o->w.n_rows < 8 ? o->w.n_rows : 8));
