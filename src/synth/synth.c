@@ -50,11 +50,11 @@ static enum sluice_status check_shape(const struct sl_synth_shape *s, struct slu
                                         : s->n_experts_used >= 1 && s->n_experts_used <= most;
     SL_CHECK(used, INVALID_ARGUMENT, err, "experts-used is %u (allowed with %u experts: %u to %u)",
              s->n_experts_used, s->n_experts, s->n_experts > 0 ? 1 : 0, most);
-    SL_CHECK(s->n_experts == 0 || s->arch == SL_SYNTH_LLAMA || s->arch == SL_SYNTH_QWEN3MOE,
-             INVALID_ARGUMENT, err, "an architecture '%s' has no experts",
+    const bool always = s->arch == SL_SYNTH_QWEN3MOE || s->arch == SL_SYNTH_GPT_OSS;
+    SL_CHECK(s->n_experts == 0 || always || s->arch == SL_SYNTH_LLAMA, INVALID_ARGUMENT, err,
+             "an architecture '%s' has no experts", sl_synth_arch_name(s->arch));
+    SL_CHECK(s->n_experts > 0 || !always, INVALID_ARGUMENT, err, "a %s model needs experts",
              sl_synth_arch_name(s->arch));
-    SL_CHECK(s->n_experts > 0 || s->arch != SL_SYNTH_QWEN3MOE, INVALID_ARGUMENT, err,
-             "a qwen3moe model needs experts");
     SL_CHECK(s->expert_skew >= 0 && s->expert_skew <= 0.95f, INVALID_ARGUMENT, err,
              "expert-skew is %g (allowed: 0 to 0.95)", (double)s->expert_skew);
     SL_CHECK(s->expert_skew == 0 || s->n_experts > 0, INVALID_ARGUMENT, err,
@@ -104,7 +104,10 @@ static void write_hparams(struct sl_gguf_writer *w, const struct sl_synth_option
     set_u32(&k, "block_count", s->n_layers);
     set_u32(&k, "context_length", s->n_ctx);
     set_u32(&k, "embedding_length", s->n_embd);
-    if (s->arch == SL_SYNTH_QWEN3MOE) { /* as if all of a token's experts were one */
+    if (s->arch == SL_SYNTH_GPT_OSS) {
+        set_u32(&k, "feed_forward_length", s->n_ff);
+        set_u32(&k, "expert_feed_forward_length", s->n_ff);
+    } else if (s->arch == SL_SYNTH_QWEN3MOE) { /* as if all of a token's experts were one */
         set_u32(&k, "feed_forward_length", s->n_ff * s->n_experts_used);
         set_u32(&k, "expert_feed_forward_length", s->n_ff);
     } else {
@@ -124,11 +127,15 @@ static void write_hparams(struct sl_gguf_writer *w, const struct sl_synth_option
     }
     set_f32(&k, "rope.freq_base", s->rope_base);
     set_u32(&k, "rope.dimension_count", s->head_dim);
-    if (s->rope_factor > 0 && s->rope_ctx == 0) {
+    const bool yarn = s->arch == SL_SYNTH_GPT_OSS && s->rope_ctx > 0;
+    if (s->rope_factor > 0 && (s->rope_ctx == 0 || yarn)) {
         char key[96];
         format_key(key, &k, "rope.scaling.type");
-        sl_gguf_writer_set_string(w, key, "linear");
+        sl_gguf_writer_set_string(w, key, yarn ? "yarn" : "linear");
         set_f32(&k, "rope.scaling.factor", s->rope_factor);
+        if (yarn) {
+            set_u32(&k, "rope.scaling.original_context_length", s->rope_ctx);
+        }
     }
     set_u32(&k, "vocab_size", s->n_vocab);
 }

@@ -24,6 +24,7 @@ enum sl_synth_arch {
     SL_SYNTH_QWEN3,
     SL_SYNTH_GEMMA3,
     SL_SYNTH_QWEN3MOE,
+    SL_SYNTH_GPT_OSS,
 };
 
 /* How the vocabulary is made; the model's family decides. */
@@ -33,6 +34,7 @@ enum sl_synth_vocab {
     SL_SYNTH_VOCAB_QWEN,   /* gpt2 style, qwen2, ChatML */
     SL_SYNTH_VOCAB_SMOLLM, /* gpt2 style, smollm, ChatML */
     SL_SYNTH_VOCAB_GEMMA,  /* SentencePiece style */
+    SL_SYNTH_VOCAB_O200K,  /* gpt2 style, gpt-4o */
 };
 
 struct sl_synth_shape {
@@ -52,8 +54,8 @@ struct sl_synth_shape {
     uint32_t n_ctx;
     float rope_base;
     float norm_eps;
-    float rope_factor; /* linear scaling, or the factor of the Llama 3 table; 0: none */
-    uint32_t rope_ctx; /* Llama 3 table: original context length; 0: no table */
+    float rope_factor; /* linear scaling, or the factor of the Llama 3 table or YaRN; 0: none */
+    uint32_t rope_ctx; /* Llama 3 table, or YaRN (gpt-oss): original context length; 0: neither */
     uint32_t window;   /* sliding window; 0: none */
     bool tied;         /* the output matrix is the embedding */
     /* Of mixtures: the part (0 .. below 1) of the hidden state's energy that is the same in every

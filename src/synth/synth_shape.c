@@ -57,6 +57,14 @@ static const struct sl_synth_shape shapes[] = {
      SIZES(                                        32, 4096, 14336, 32,  8, 128,  32000,  32768),
      .n_experts = 8, .n_experts_used = 2,
      .rope_base = 1000000, .norm_eps = 1e-5f, .vocab = SL_SYNTH_VOCAB_TEKKEN},
+    {.name = "gpt-oss-20b", .title = "gpt-oss 20B shape", .arch = SL_SYNTH_GPT_OSS,
+     SIZES(                                        24, 2880,  2880, 64,  8,  64, 201088, 131072),
+     .n_experts = 32, .n_experts_used = 4, .rope_factor = 32, .rope_ctx = 4096, .window = 128,
+     .rope_base = 150000, .norm_eps = 1e-5f, .vocab = SL_SYNTH_VOCAB_O200K},
+    {.name = "gpt-oss-120b", .title = "gpt-oss 120B shape", .arch = SL_SYNTH_GPT_OSS,
+     SIZES(                                        36, 2880,  2880, 64,  8,  64, 201088, 131072),
+     .n_experts = 128, .n_experts_used = 4, .rope_factor = 32, .rope_ctx = 4096, .window = 128,
+     .rope_base = 150000, .norm_eps = 1e-5f, .vocab = SL_SYNTH_VOCAB_O200K},
     {.name = "tiny-llama", .title = "Tiny Llama", .arch = SL_SYNTH_LLAMA,
      SIZES(                                         4,  256,   512,  8,  2,  32,    320,   2048),
      .rope_base = 10000, .norm_eps = 1e-5f, .rope_factor = 8, .rope_ctx = 512,
@@ -75,13 +83,17 @@ static const struct sl_synth_shape shapes[] = {
      SIZES(                                         4,  256,   256,  4,  2,  64,    320,   2048),
      .n_experts = 16, .n_experts_used = 4,
      .rope_base = 1000000, .norm_eps = 1e-6f, .vocab = SL_SYNTH_VOCAB_QWEN},
+    {.name = "tiny-gpt-oss", .title = "Tiny gpt-oss", .arch = SL_SYNTH_GPT_OSS,
+     SIZES(                                         4,  256,   256,  4,  2,  64,    320,   2048),
+     .n_experts = 8, .n_experts_used = 2, .rope_factor = 32, .rope_ctx = 64, .window = 16,
+     .rope_base = 150000, .norm_eps = 1e-5f, .vocab = SL_SYNTH_VOCAB_O200K},
 };
 /* clang-format on */
 #define N_SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
 static const char *const arch_names[] = {
     [SL_SYNTH_LLAMA] = "llama",   [SL_SYNTH_QWEN2] = "qwen2",       [SL_SYNTH_QWEN3] = "qwen3",
-    [SL_SYNTH_GEMMA3] = "gemma3", [SL_SYNTH_QWEN3MOE] = "qwen3moe",
+    [SL_SYNTH_GEMMA3] = "gemma3", [SL_SYNTH_QWEN3MOE] = "qwen3moe", [SL_SYNTH_GPT_OSS] = "gpt-oss",
 };
 
 const struct sl_synth_shape *sl_synth_shape_at(size_t index)

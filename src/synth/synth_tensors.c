@@ -131,13 +131,50 @@ static void add_router(const struct listing *l)
     }
 }
 
-static void add_vector(const struct listing *l, const char *name, float mean, int64_t n)
+static struct sl_synth_tensor *add_vector(const struct listing *l, const char *name, float mean,
+                                          int64_t n)
 {
     struct sl_synth_tensor *t = add(l->list, "blk.%u.%s", l->layer, name);
     if (t != NULL) {
         t->dims[0] = n;
         t->mean = mean;
         t->spread = VECTOR_SPREAD;
+    }
+    return t;
+}
+
+/* A bias that is added to the hidden state, in every token alike: as small as what layers add. */
+static void add_small_vector(const struct listing *l, const char *name, int64_t n)
+{
+    struct sl_synth_tensor *t = add_vector(l, name, 0, n);
+    if (t != NULL) {
+        t->spread *= MIXTURE_RESIDUAL_GAIN;
+    }
+}
+
+/* The biases of all experts. */
+static void add_expert_biases(const struct listing *l, const char *name, int64_t n, float gain)
+{
+    struct sl_synth_tensor *t = add_vector(l, name, 0, n);
+    if (t != NULL) {
+        t->n_dims = 2;
+        t->dims[1] = l->shape->n_experts;
+        t->spread *= gain;
+    }
+}
+
+static void add_mixture(const struct listing *l)
+{
+    const struct sl_synth_shape *s = l->shape;
+    add_router(l);
+    add_experts(l, "ffn_gate_exps", ROLE_OTHER, s->n_embd, s->n_ff);
+    add_experts(l, "ffn_up_exps", ROLE_OTHER, s->n_embd, s->n_ff);
+    add_experts(l, "ffn_down_exps", ROLE_DOWN, s->n_ff, s->n_embd);
+    if (s->arch == SL_SYNTH_GPT_OSS) {
+        add_vector(l, "ffn_gate_inp.bias", 0, s->n_experts);
+        add_expert_biases(l, "ffn_gate_exps.bias", s->n_ff, 1);
+        add_expert_biases(l, "ffn_up_exps.bias", s->n_ff, 1);
+        add_expert_biases(l, "ffn_down_exps.bias", s->n_embd, MIXTURE_RESIDUAL_GAIN);
     }
 }
 
@@ -151,7 +188,7 @@ static void add_layer(const struct listing *l)
     add_matrix(l, "attn_q", ROLE_OTHER, embd, q);
     add_matrix(l, "attn_k", ROLE_OTHER, embd, kv);
     add_matrix(l, "attn_v", ROLE_VALUE, embd, kv);
-    if (s->arch == SL_SYNTH_QWEN2) {
+    if (s->arch == SL_SYNTH_QWEN2 || s->arch == SL_SYNTH_GPT_OSS) {
         add_vector(l, "attn_q.bias", 0, q);
         add_vector(l, "attn_k.bias", 0, kv);
         add_vector(l, "attn_v.bias", 0, kv);
@@ -164,12 +201,15 @@ static void add_layer(const struct listing *l)
     if (s->arch == SL_SYNTH_GEMMA3) {
         add_vector(l, "post_attention_norm.weight", 1, embd);
     }
-    add_vector(l, "ffn_norm.weight", 1, embd);
+    if (s->arch == SL_SYNTH_GPT_OSS) {
+        add_small_vector(l, "attn_output.bias", embd);
+        add_vector(l, "attn_sinks.weight", 0, s->n_heads);
+        add_vector(l, "post_attention_norm.weight", 1, embd);
+    } else {
+        add_vector(l, "ffn_norm.weight", 1, embd);
+    }
     if (s->n_experts > 0) {
-        add_router(l);
-        add_experts(l, "ffn_gate_exps", ROLE_OTHER, embd, s->n_ff);
-        add_experts(l, "ffn_up_exps", ROLE_OTHER, embd, s->n_ff);
-        add_experts(l, "ffn_down_exps", ROLE_DOWN, s->n_ff, embd);
+        add_mixture(l);
         return;
     }
     add_matrix(l, "ffn_gate", ROLE_OTHER, embd, s->n_ff);
@@ -256,7 +296,7 @@ enum sluice_status sl_synth_tensors_init(struct sl_synth_tensors *list,
         add_vocab_matrix(&l, "token_embd.weight", shape->tied ? ROLE_OUTPUT : ROLE_OTHER,
                          shape->tied ? OUTPUT_GAIN : 1);
     }
-    if (shape->rope_ctx > 0) {
+    if (shape->rope_ctx > 0 && shape->arch != SL_SYNTH_GPT_OSS) {
         add_rope_factors(&l);
     }
     for (l.layer = 0; l.layer < shape->n_layers; l.layer++) {
