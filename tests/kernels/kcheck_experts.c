@@ -52,7 +52,7 @@ static const struct {
     int n_tokens, n_used, n_experts, n_embd, n_ff;
     enum sl_type type;
 } fixed[] = {
-    {1100, 2, 3, 32, 32, SL_TYPE_Q8_0},  /* more pairs of an expert than a group holds */
+    {1100, 2, 2, 32, 32, SL_TYPE_Q8_0},  /* more pairs of an expert than a group holds */
     {300, 1, 2, 8, 32800, SL_TYPE_F32},  /* more pairs than a chunk holds */
     {1, 8, 128, 256, 96, SL_TYPE_Q4_0},  /* decode */
     {8, 8, 128, 256, 256, SL_TYPE_Q4_K}, /* the most tokens of decode */
