@@ -4,7 +4,7 @@
 
     bench/gpu_run.py --bin DIR --out FILE.json --tmp /dev/shm JOB...
 
-JOB: checks | dense | depth | kernels | FILE.gguf (a real model: KL to the CPU and perplexity).
+JOB: checks | dense | depth | mixture | kernels | FILE.gguf (a real model: KL to the CPU and perplexity).
 Every job's rows go into FILE.json (bench/results), beside the figures of peers where there are any.
 Only the standard library is needed.
 """
@@ -33,6 +33,16 @@ PEER_VALUES = {
     ("minitron8b-F16", 8192, "decode_tps", 0, 0): 8.7,
     ("minitron8b-F16", 12288, "decode_tps", 0, 0): 16.8,
     ("minitron8b-F16", 2048, "prefill_tps", 4096, 0): 1728,
+    ("qwen30b-Q4_0", None, "prefill_tps", 2048, 0): 12236,
+    ("qwen30b-Q4_0", None, "decode_tps", 0, 0): 308.2,
+    ("qwen30b-Q4_0", 2048, "prefill_tps", 1024, 0): 4482,
+    ("qwen30b-Q4_0", 4096, "prefill_tps", 1024, 0): 4390,
+    ("qwen30b-Q4_0", 8192, "prefill_tps", 1024, 0): 6000,
+    ("qwen30b-Q4_0", 12288, "prefill_tps", 1024, 0): 7545,
+    ("qwen30b-Q4_0", 2048, "decode_tps", 0, 0): 35.8,
+    ("qwen30b-Q4_0", 4096, "decode_tps", 0, 0): 46.0,
+    ("qwen30b-Q4_0", 8192, "decode_tps", 0, 0): 55.1,
+    ("qwen30b-Q4_0", 12288, "decode_tps", 0, 0): 95.0,
 }
 BUDGETS = "2G,4G,8G,12G,auto"
 SHAPES = [("minitron8b", "F16"), ("llama8b", "Q4_K")]
@@ -110,6 +120,11 @@ class Session:
             self.bench(path, 200, vram=BUDGETS, n_prompt="1024,2048", n_gen="64")
             self.kl(path, 256, ["2048", "4096", "8192", "12288", "0"])
         self.bench(self.model("minitron8b", "F16"), 60, vram="2G", n_prompt="4096", n_gen="0")
+
+    def mixture(self):
+        path = self.model("qwen30b", "Q4_0")
+        self.bench(path, 150, vram=BUDGETS, n_prompt="1024,2048", n_gen="64")
+        self.kl(path, 128, ["4096", "0"])
 
     def depth(self):
         self.bench(self.model("llama8b", "Q4_K"), 100, vram="auto", n_prompt="0", n_gen="64",
