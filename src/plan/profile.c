@@ -117,14 +117,18 @@ static double attention_ns(const struct sl_profile *p, enum sl_unit unit, const 
     return by_bytes > by_flops ? by_bytes : by_flops;
 }
 
-/* Each token goes to n_used experts, so of n experts about n (1 - (1 - n_used / n)^tokens) are
- * read, each for its part of the tokens: with many tokens all of them. */
+double sl_profile_experts_read(double n, double used, int32_t n_tokens)
+{
+    return n * (1 - pow(1 - fmin(used, n) / n, n_tokens));
+}
+
+/* The experts that are read, each for its part of the tokens: with many tokens all of them. */
 static double experts_ns(const struct sl_profile *p, enum sl_unit unit, const struct sl_op *op)
 {
     const struct sl_op_experts *const e = &op->experts;
     const double n = e->n;
     const double used = fmin(e->n_used, n);
-    const double distinct = n * (1 - pow(1 - used / n, op->n_tokens));
+    const double distinct = sl_profile_experts_read(n, used, op->n_tokens);
     const int32_t tokens = (int32_t)fmax(1, round(op->n_tokens * used / distinct));
     const struct sl_experts_matrix *const matrices[] = {&e->gate, &e->up, &e->down};
     double ns = 0;

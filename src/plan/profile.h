@@ -51,6 +51,9 @@ struct sl_profile {
  * pass (attention). Pointers in `op` are not read. */
 double sl_profile_op_ns(const struct sl_profile *profile, enum sl_unit unit, const struct sl_op *op,
                         int32_t depth);
+/* How many of n experts a pass reads when each token goes to `used` of them: expected for choices
+ * that are independent and even. */
+double sl_profile_experts_read(double n, double used, int32_t n_tokens);
 /* Time to copy `bytes` to the device in one piece. */
 double sl_profile_copy_ns(const struct sl_profile *profile, size_t bytes);
 double sl_profile_download_ns(const struct sl_profile *profile, size_t bytes);

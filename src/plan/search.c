@@ -714,6 +714,22 @@ enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
     return SLUICE_STATUS_OK;
 }
 
+/* Bytes that a pass must read of a shard: of a mixture the experts that are used. */
+static double read_bytes(const struct sl_search *s, int32_t tier, int32_t shard)
+{
+    const struct sl_hparams *const hp = &s->model->hp;
+    const struct sl_weight *const weights = s->model->shards[shard].weights;
+    const double all = (double)s->image_bytes[shard];
+    if (hp->n_experts == 0 || s->model->shards[shard].kind != SL_SHARD_FFN) {
+        return all;
+    }
+    const double experts =
+        (double)(weights[SL_W_GATE].bytes + weights[SL_W_UP].bytes + weights[SL_W_DOWN].bytes);
+    const double read =
+        sl_profile_experts_read(hp->n_experts, hp->n_experts_used, sl_tier_tokens[tier]);
+    return all - experts * (1 - read / hp->n_experts);
+}
+
 double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *c,
                           const uint8_t *placement)
 {
@@ -725,7 +741,7 @@ double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *
     double saves_gpu = 0, saves_link = 0;
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard_cost *const cost = &s->cost[c->tier][i];
-        const double bytes = (double)s->image_bytes[i];
+        const double bytes = read_bytes(s, c->tier, i);
         compute_ns += cost->gpu_ns;
         if (placement[i] == SL_PLACE_RESIDENT) {
             inside += bytes;
