@@ -44,8 +44,7 @@ struct sl_linear_args {
     struct sl_linear_part part[SL_LINEAR_MAX_PARTS];
 };
 
-/* Most tokens of the vector kernels, and the token tiles of the others. */
-#define SL_VEC_MAX_TOKENS 2
+/* Token tiles of the kernels that have them. */
 #define SL_MID_MAX_TOKENS 64
 #define SL_GEMM_TOKENS 128
 

@@ -317,9 +317,11 @@ static enum sluice_status stage_down(struct sl_cuda_device *dev, cudaStream_t st
 
 /* ---- copies ---- */
 
-enum sluice_status sl_cuda_copy_to_device(struct sl_device *device, struct sl_stream *stream,
-                                          void *dst, const void *src, size_t bytes,
-                                          struct sluice_error *err)
+/* Copy between the GPU and host memory, piece by piece: directly where the host side is locked,
+ * through the ring elsewhere. */
+static enum sluice_status copy_pieces(struct sl_device *device, struct sl_stream *stream, void *dst,
+                                      const void *src, size_t bytes, bool up,
+                                      struct sluice_error *err)
 {
     struct sl_cuda_device *dev = cuda_device(device);
     SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
@@ -327,13 +329,16 @@ enum sluice_status sl_cuda_copy_to_device(struct sl_device *device, struct sl_st
     const char *from = src;
     while (bytes > 0) {
         bool locked;
-        size_t piece = next_piece(dev, from, bytes, &locked);
+        size_t piece = next_piece(dev, up ? from : to, bytes, &locked);
         if (locked || dev->ring.memory == NULL) {
-            SL_CUDA_TRY(cudaMemcpyAsync(to, from, piece, cudaMemcpyHostToDevice, stream->handle),
-                        err, "copying %zu bytes to the GPU", piece);
+            SL_CUDA_TRY(cudaMemcpyAsync(to, from, piece,
+                                        up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                                        stream->handle),
+                        err, "copying %zu bytes %s the GPU", piece, up ? "to" : "from");
         } else {
             piece = piece < SL_CUDA_PIECE_BYTES ? piece : SL_CUDA_PIECE_BYTES;
-            SL_TRY(stage_up(dev, stream->handle, to, from, piece, err));
+            SL_TRY(up ? stage_up(dev, stream->handle, to, from, piece, err)
+                      : stage_down(dev, stream->handle, to, from, piece, err));
         }
         to += piece;
         from += piece;
@@ -342,29 +347,18 @@ enum sluice_status sl_cuda_copy_to_device(struct sl_device *device, struct sl_st
     return SLUICE_STATUS_OK;
 }
 
+enum sluice_status sl_cuda_copy_to_device(struct sl_device *device, struct sl_stream *stream,
+                                          void *dst, const void *src, size_t bytes,
+                                          struct sluice_error *err)
+{
+    return copy_pieces(device, stream, dst, src, bytes, true, err);
+}
+
 enum sluice_status sl_cuda_copy_to_host(struct sl_device *device, struct sl_stream *stream,
                                         void *dst, const void *src, size_t bytes,
                                         struct sluice_error *err)
 {
-    struct sl_cuda_device *dev = cuda_device(device);
-    SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
-    char *to = dst;
-    const char *from = src;
-    while (bytes > 0) {
-        bool locked;
-        size_t piece = next_piece(dev, to, bytes, &locked);
-        if (locked || dev->ring.memory == NULL) {
-            SL_CUDA_TRY(cudaMemcpyAsync(to, from, piece, cudaMemcpyDeviceToHost, stream->handle),
-                        err, "copying %zu bytes from the GPU", piece);
-        } else {
-            piece = piece < SL_CUDA_PIECE_BYTES ? piece : SL_CUDA_PIECE_BYTES;
-            SL_TRY(stage_down(dev, stream->handle, to, from, piece, err));
-        }
-        to += piece;
-        from += piece;
-        bytes -= piece;
-    }
-    return SLUICE_STATUS_OK;
+    return copy_pieces(device, stream, dst, src, bytes, false, err);
 }
 
 enum sluice_status sl_cuda_copy_on_device(struct sl_device *device, struct sl_stream *stream,
