@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/median.h"
 #include "base/mem.h"
 #include "device/device.h"
 #include "op/op.h"
@@ -152,13 +153,6 @@ static enum sluice_status check(struct bench *b, const struct sl_op *op, double 
     return SLUICE_STATUS_OK;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Median time of a list of launches, in microseconds for all of them. */
 static enum sluice_status time_ops(struct bench *b, const struct sl_op *ops, int n_ops, double *us,
                                    struct sluice_error *err)
@@ -176,8 +170,7 @@ static enum sluice_status time_ops(struct bench *b, const struct sl_op *ops, int
         SL_TRY(vt->event_elapsed(b->dev, b->from, b->to, &ns, err));
         times[i] = (double)ns / 1e3;
     }
-    qsort(times, N_RUNS, sizeof times[0], compare_doubles);
-    *us = times[N_RUNS / 2];
+    *us = sl_median(times, N_RUNS);
     return SLUICE_STATUS_OK;
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/median.h"
 #include "base/mem.h"
 #include "cli/engine.h"
 #include "cli/json.h"
@@ -77,12 +78,6 @@ static int32_t most_of(const struct values *v)
     return most;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static enum sluice_status eval_depth(struct bench *b, int32_t depth, struct sluice_error *err)
 {
     sl_context_truncate(b->e.ctx, 0);
@@ -133,8 +128,7 @@ static enum sluice_status run_test(struct bench *b, enum metric metric, int32_t 
         SL_TRY(time_once(b, metric, n, depth, &once, err));
         ns[r] = (double)once;
     }
-    qsort(ns, (size_t)b->repeats, sizeof *ns, compare_doubles);
-    const double median = ns[b->repeats / 2];
+    const double median = sl_median(ns, b->repeats);
     const struct sl_plan *const plan = sl_context_plan(b->e.ctx);
     struct sl_context_stats stats;
     sl_context_get_stats(b->e.ctx, &stats);

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/median.h"
 #include "base/mem.h"
 
 #define MIB (1u << 20)
@@ -59,18 +60,6 @@ struct bench {
     int n_done, n_total;
     struct sluice_error *err;
 };
-
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, int n)
-{
-    qsort(values, (size_t)n, sizeof *values, compare_doubles);
-    return values[n / 2];
-}
 
 static enum sluice_status tick(struct bench *b, const char *what)
 {
@@ -214,7 +203,7 @@ static double time_cpu(struct bench *b, struct sl_op op, int repeats)
         sl_cpu_run(b->kernels, b->o->pool, &op, 1, b->scratch);
         ns[i] = (double)(sl_clock_now_ns() - start);
     }
-    return median(ns, repeats);
+    return sl_median(ns, repeats);
 }
 
 /* Queue copies that keep the link busy for about `ns`. */
@@ -275,7 +264,7 @@ static enum sluice_status time_list(struct bench *b, const struct sl_op *ops, in
             ns[r] = (double)elapsed / n;
         }
     }
-    *out = median(ns, 3);
+    *out = sl_median(ns, 3);
     return SLUICE_STATUS_OK;
 }
 
@@ -340,7 +329,7 @@ static double read_rate(struct bench *b)
         run_on_pool(b, read_all, &r);
         rates[i] = 1e9 * (double)bytes / (double)(sl_clock_now_ns() - start);
     }
-    return median(rates, 3);
+    return sl_median(rates, 3);
 }
 
 static enum sluice_status measure_memory(struct bench *b)
@@ -381,7 +370,7 @@ static enum sluice_status copy_rate(struct bench *b, size_t bytes, bool down, do
         SL_TRY(b->vt->event_elapsed(b->o->device, b->start, b->stop, &ns, b->err));
         rates[r] = 1e9 * (double)bytes * n / (double)(ns ? ns : 1);
     }
-    *out = median(rates, 3);
+    *out = sl_median(rates, 3);
     return SLUICE_STATUS_OK;
 }
 
@@ -403,8 +392,8 @@ static enum sluice_status measure_hop(struct bench *b)
         SL_TRY(b->vt->event_sync(b->o->device, b->stop, b->err));
         ns[i] = (double)(sl_clock_now_ns() - start);
     }
-    b->p->hop_ns = median(ns, 9);
-    b->p->issue_ns = median(issue, 9);
+    b->p->hop_ns = sl_median(ns, 9);
+    b->p->issue_ns = sl_median(issue, 9);
     return tick(b, "round trips");
 }
 

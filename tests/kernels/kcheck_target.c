@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/median.h"
 #include "base/mem.h"
 #include "kcheck.h"
 #include "op/kv.h"
@@ -101,17 +102,9 @@ enum sluice_status kc_target_run(struct kc_target *t, const struct kc_instance *
     return status;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static void summarize(double *times, double *median_ns, double *spread_ns)
 {
-    qsort(times, N_TIMES, sizeof(*times), compare_doubles);
-    *median_ns = times[N_TIMES / 2];
+    *median_ns = sl_median(times, N_TIMES); /* and in order from here on */
     *spread_ns = (times[N_TIMES * 3 / 4] - times[N_TIMES / 4]) / 2.0;
 }
 
