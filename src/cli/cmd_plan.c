@@ -5,11 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
 #include "base/error.h"
-#include "base/mem.h"
 #include "cli/engine.h"
+#include "cli/json.h"
 
 #define PROMPT_TOKENS 1024 /* of the TTFT shown */
 #define MIB 1048576.0
@@ -112,62 +110,61 @@ static void print_text(const struct sl_engine *e, const struct sl_plan *plan)
     }
 }
 
-static cJSON *tier_json(const struct sl_plan *plan, const struct sl_model *model, int32_t t)
+static void add_tier(struct sl_json *json, cJSON *tiers, const struct sl_plan *plan,
+                     const struct sl_model *model, int32_t t)
 {
     const struct sl_tier_plan *const tier = &plan->tiers[t];
-    cJSON *const out = cJSON_CreateObject();
-    cJSON_AddNumberToObject(out, "tokens", tier->n_tokens);
-    cJSON_AddNumberToObject(out, "predicted_ms", tier->predicted.pass_ns / 1e6);
-    cJSON_AddNumberToObject(out, "limit_ms", tier->limit_ns / 1e6);
-    cJSON_AddNumberToObject(out, "ring_offset", (double)tier->ring_offset);
-    cJSON_AddNumberToObject(out, "ring_bytes", (double)tier->ring_bytes);
-    cJSON_AddNumberToObject(out, "activations_offset", (double)tier->hidden_offset);
-    cJSON_AddNumberToObject(out, "end_offset", (double)tier->end_offset);
-    cJSON *const shards = cJSON_AddArrayToObject(out, "shards");
+    cJSON *const out = sl_json_object(json, tiers, NULL);
+    sl_json_i64(json, out, "tokens", tier->n_tokens);
+    sl_json_number(json, out, "predicted_ms", tier->predicted.pass_ns / 1e6);
+    sl_json_number(json, out, "limit_ms", tier->limit_ns / 1e6);
+    sl_json_u64(json, out, "ring_offset", tier->ring_offset);
+    sl_json_u64(json, out, "ring_bytes", tier->ring_bytes);
+    sl_json_u64(json, out, "activations_offset", tier->hidden_offset);
+    sl_json_u64(json, out, "end_offset", tier->end_offset);
+    cJSON *const shards = sl_json_array(json, out, "shards");
     static const char *const kinds[] = {"attention", "ffn", "head"};
     for (int32_t i = 0; i < plan->n_shards; i++) {
         const struct sl_shard *const shard = &model->shards[i];
-        cJSON *const item = cJSON_CreateObject();
-        cJSON_AddStringToObject(item, "kind", kinds[shard->kind]);
-        cJSON_AddNumberToObject(item, "layer", shard->layer);
-        cJSON_AddNumberToObject(item, "bytes", (double)shard->bytes);
-        cJSON_AddStringToObject(item, "placement", place_names[tier->placement[i]]);
+        cJSON *const item = sl_json_object(json, shards, NULL);
+        sl_json_string(json, item, "kind", kinds[shard->kind]);
+        sl_json_u64(json, item, "layer", shard->layer);
+        sl_json_u64(json, item, "bytes", shard->bytes);
+        sl_json_string(json, item, "placement", place_names[tier->placement[i]]);
         if (tier->placement[i] == SL_PLACE_RESIDENT) {
-            cJSON_AddNumberToObject(item, "offset", (double)plan->resident_offset[i]);
+            sl_json_u64(json, item, "offset", plan->resident_offset[i]);
         }
-        cJSON_AddItemToArray(shards, item);
     }
-    return out;
 }
 
-static void print_json(const struct sl_engine *e, const struct sl_plan *plan)
+static enum sluice_status print_json(const struct sl_engine *e, const struct sl_plan *plan,
+                                     struct sluice_error *err)
 {
-    cJSON *const root = cJSON_CreateObject();
-    cJSON_AddStringToObject(root, "model", sl_gguf_path(e->model->file, 0));
-    cJSON_AddNumberToObject(root, "weight_bytes", (double)e->model->weight_bytes);
-    cJSON_AddStringToObject(root, "device",
-                            e->profile.kind == SL_DEVICE_NONE ? "CPU" : e->profile.gpu);
-    cJSON_AddNumberToObject(root, "budget_bytes", (double)plan->options.budget_bytes);
-    cJSON_AddNumberToObject(root, "smallest_budget_bytes", (double)plan->smallest_budget_bytes);
-    cJSON_AddStringToObject(root, "strategy", sl_strategy_name(plan->options.strategy));
-    cJSON_AddNumberToObject(root, "n_ctx", plan->options.n_ctx);
-    cJSON_AddNumberToObject(root, "n_ubatch", plan->n_ubatch);
-    cJSON_AddNumberToObject(root, "predicted_ttft_ms", sl_plan_ttft_ns(plan, PROMPT_TOKENS) / 1e6);
-    cJSON_AddNumberToObject(root, "predicted_ttft_prompt_tokens", PROMPT_TOKENS);
-    cJSON_AddNumberToObject(root, "predicted_tps", sl_plan_tps(plan));
-    cJSON_AddNumberToObject(root, "arena_bytes", (double)plan->arena_bytes);
-    cJSON_AddNumberToObject(root, "kv_offset", (double)plan->kv_offset);
-    cJSON_AddNumberToObject(root, "kv_layers_in_vram", plan->n_kv_layers);
-    cJSON_AddNumberToObject(root, "kv_layer_bytes", (double)plan->kv_layer_bytes);
-    cJSON_AddNumberToObject(root, "resident_offset", (double)plan->resident_base);
-    cJSON *const tiers = cJSON_AddArrayToObject(root, "tiers");
+    struct sl_json json;
+    sl_json_init(&json);
+    cJSON *const root = json.root;
+    sl_json_string(&json, root, "model", sl_gguf_path(e->model->file, 0));
+    sl_json_u64(&json, root, "weight_bytes", e->model->weight_bytes);
+    sl_json_string(&json, root, "device",
+                   e->profile.kind == SL_DEVICE_NONE ? "CPU" : e->profile.gpu);
+    sl_json_u64(&json, root, "budget_bytes", plan->options.budget_bytes);
+    sl_json_u64(&json, root, "smallest_budget_bytes", plan->smallest_budget_bytes);
+    sl_json_string(&json, root, "strategy", sl_strategy_name(plan->options.strategy));
+    sl_json_i64(&json, root, "n_ctx", plan->options.n_ctx);
+    sl_json_i64(&json, root, "n_ubatch", plan->n_ubatch);
+    sl_json_number(&json, root, "predicted_ttft_ms", sl_plan_ttft_ns(plan, PROMPT_TOKENS) / 1e6);
+    sl_json_i64(&json, root, "predicted_ttft_prompt_tokens", PROMPT_TOKENS);
+    sl_json_number(&json, root, "predicted_tps", sl_plan_tps(plan));
+    sl_json_u64(&json, root, "arena_bytes", plan->arena_bytes);
+    sl_json_u64(&json, root, "kv_offset", plan->kv_offset);
+    sl_json_i64(&json, root, "kv_layers_in_vram", plan->n_kv_layers);
+    sl_json_u64(&json, root, "kv_layer_bytes", plan->kv_layer_bytes);
+    sl_json_u64(&json, root, "resident_offset", plan->resident_base);
+    cJSON *const tiers = sl_json_array(&json, root, "tiers");
     for (int32_t t = 0; t < plan->n_tiers; t++) {
-        cJSON_AddItemToArray(tiers, tier_json(plan, e->model, t));
+        add_tier(&json, tiers, plan, e->model, t);
     }
-    char *const text = cJSON_Print(root);
-    printf("%s\n", text ? text : "{}");
-    cJSON_free(text);
-    cJSON_Delete(root);
+    return sl_json_print(stdout, &json, err);
 }
 
 enum sluice_status sl_cmd_plan(const struct sl_options *options, struct sluice_error *err)
@@ -180,7 +177,7 @@ enum sluice_status sl_cmd_plan(const struct sl_options *options, struct sluice_e
         status = sl_plan_create(&plan, e.model, &e.profile, &o, err);
     }
     if (status == SLUICE_STATUS_OK && sl_options_flag(options, SL_OPT_JSON)) {
-        print_json(&e, plan);
+        status = print_json(&e, plan, err);
     } else if (status == SLUICE_STATUS_OK) {
         print_text(&e, plan);
     }

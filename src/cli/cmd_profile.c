@@ -3,22 +3,11 @@
  * `sluice profile`: measure this machine now and keep the result.
  */
 #include <stdio.h>
-#include <stdlib.h>
-
-#include <cjson/cJSON.h>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "base/mem.h"
 #include "cli/engine.h"
-#include "cli/progress.h"
-
-static bool show_progress(void *user, const char *what, double fraction)
-{
-    (void)what;
-    sl_progress_update(user, (uint64_t)(fraction * 1000), 1000);
-    return sl_cli_interrupted();
-}
+#include "cli/json.h"
 
 static void print_text(const struct sl_profile *p, const char *path)
 {
@@ -64,48 +53,57 @@ static void print_text(const struct sl_profile *p, const char *path)
         }
         printf("\n");
     }
-    if (path) {
-        printf("\nkept in %s\n", path);
+    printf("\nkept in %s\n", path);
+}
+
+static void add_numbers(struct sl_json *json, cJSON *parent, const char *key, const double *values,
+                        int n)
+{
+    cJSON *const array = sl_json_array(json, parent, key);
+    for (int i = 0; i < n; i++) {
+        sl_json_number(json, array, NULL, values[i]);
     }
 }
 
-static void print_json(const struct sl_profile *p, const char *path)
+static void add_unit(struct sl_json *json, cJSON *units, const struct sl_profile *p, int u,
+                     const char *name)
 {
-    cJSON *const root = cJSON_CreateObject();
-    cJSON_AddStringToObject(root, "cpu", p->cpu);
-    cJSON_AddNumberToObject(root, "threads", p->n_threads);
-    cJSON_AddStringToObject(root, "gpu", p->gpu);
-    cJSON_AddNumberToObject(root, "dram_bytes_per_s", p->dram_bytes_per_s);
-    cJSON_AddNumberToObject(root, "dram_busy_bytes_per_s", p->dram_busy_bytes_per_s);
-    cJSON_AddNumberToObject(root, "vram_bytes_per_s", p->vram_bytes_per_s);
-    cJSON_AddItemToObject(root, "h2d_bytes_per_s",
-                          cJSON_CreateDoubleArray(p->h2d_bytes_per_s, SL_N_COPY_SIZES));
-    cJSON_AddNumberToObject(root, "d2h_bytes_per_s", p->d2h_bytes_per_s);
-    cJSON_AddNumberToObject(root, "copy_busy_factor", p->copy_busy_factor);
-    cJSON_AddNumberToObject(root, "hop_ns", p->hop_ns);
-    cJSON_AddNumberToObject(root, "issue_ns", p->issue_ns);
-    static const char *const units[SL_N_UNITS] = {"cpu", "cpu_busy", "gpu"};
-    for (int u = 0; u < SL_N_UNITS; u++) {
-        cJSON *const unit = cJSON_AddObjectToObject(root, units[u]);
-        cJSON_AddNumberToObject(unit, "op_ns", p->op_ns[u]);
-        cJSON_AddNumberToObject(unit, "attention_mib_ns", p->attention_mib_ns[u]);
-        cJSON_AddNumberToObject(unit, "attention_gflop_ns", p->attention_gflop_ns[u]);
-        cJSON_AddNumberToObject(unit, "elementwise_mib_ns", p->elementwise_mib_ns[u]);
-        cJSON *const linear = cJSON_AddObjectToObject(unit, "linear_ns_per_2_20_weights");
-        for (uint32_t t = 0; t < SL_TYPE_N; t++) {
-            if (p->linear_ns[u][t][0] > 0) {
-                cJSON_AddItemToObject(linear, sl_type_name(t),
-                                      cJSON_CreateDoubleArray(p->linear_ns[u][t], SL_N_TIERS));
-            }
+    cJSON *const unit = sl_json_object(json, units, name);
+    sl_json_number(json, unit, "op_ns", p->op_ns[u]);
+    sl_json_number(json, unit, "attention_mib_ns", p->attention_mib_ns[u]);
+    sl_json_number(json, unit, "attention_gflop_ns", p->attention_gflop_ns[u]);
+    sl_json_number(json, unit, "elementwise_mib_ns", p->elementwise_mib_ns[u]);
+    cJSON *const linear = sl_json_object(json, unit, "linear_ns_per_2_20_weights");
+    for (uint32_t t = 0; t < SL_TYPE_N; t++) {
+        if (p->linear_ns[u][t][0] > 0) {
+            add_numbers(json, linear, sl_type_name(t), p->linear_ns[u][t], SL_N_TIERS);
         }
     }
-    if (path) {
-        cJSON_AddStringToObject(root, "file", path);
+}
+
+static enum sluice_status print_json(const struct sl_profile *p, const char *path,
+                                     struct sluice_error *err)
+{
+    struct sl_json json;
+    sl_json_init(&json);
+    sl_json_string(&json, json.root, "cpu", p->cpu);
+    sl_json_i64(&json, json.root, "threads", p->n_threads);
+    sl_json_string(&json, json.root, "gpu", p->gpu);
+    sl_json_number(&json, json.root, "dram_bytes_per_s", p->dram_bytes_per_s);
+    sl_json_number(&json, json.root, "dram_busy_bytes_per_s", p->dram_busy_bytes_per_s);
+    sl_json_number(&json, json.root, "vram_bytes_per_s", p->vram_bytes_per_s);
+    add_numbers(&json, json.root, "h2d_bytes_per_s", p->h2d_bytes_per_s, SL_N_COPY_SIZES);
+    sl_json_number(&json, json.root, "d2h_bytes_per_s", p->d2h_bytes_per_s);
+    sl_json_number(&json, json.root, "copy_busy_factor", p->copy_busy_factor);
+    sl_json_number(&json, json.root, "hop_ns", p->hop_ns);
+    sl_json_number(&json, json.root, "issue_ns", p->issue_ns);
+    static const char *const names[SL_N_UNITS] = {"cpu", "cpu_busy", "gpu"};
+    cJSON *const units = sl_json_object(&json, json.root, "units"); /* "cpu" is its name above */
+    for (int u = 0; u < SL_N_UNITS; u++) {
+        add_unit(&json, units, p, u, names[u]);
     }
-    char *const text = cJSON_Print(root);
-    printf("%s\n", text ? text : "{}");
-    cJSON_free(text);
-    cJSON_Delete(root);
+    sl_json_string(&json, json.root, "file", path);
+    return sl_json_print(stdout, &json, err);
 }
 
 enum sluice_status sl_cmd_profile(const struct sl_options *options, struct sluice_error *err)
@@ -114,20 +112,9 @@ enum sluice_status sl_cmd_profile(const struct sl_options *options, struct sluic
     char *path = NULL;
     enum sluice_status status = SLUICE_STATUS_OK;
     SL_TRY_OUT(sl_engine_open_device(&e, options, err));
-    struct sl_progress progress;
-    sl_progress_start(&progress, "measuring this machine", false);
-    const struct sl_profiler_options profiler = {
-        .device = e.device, .pool = e.pool, .progress = show_progress, .user = &progress};
-    status = sl_profiler_run(&e.profile, &profiler, err);
-    sl_progress_finish(&progress);
-    SL_TRY_OUT(status);
-    char name[64];
-    sl_profile_file_name(name, sizeof name, e.profile.kind, e.profile.gpu, e.profile.cpu,
-                         e.profile.n_threads);
-    SL_TRY_OUT(sl_file_cache_path(name, &path, err));
-    SL_TRY_OUT(sl_profile_save(&e.profile, path, err));
+    SL_TRY_OUT(sl_engine_measure_profile(&e, &path, err));
     if (sl_options_flag(options, SL_OPT_JSON)) {
-        print_json(&e.profile, path);
+        status = print_json(&e.profile, path, err);
     } else {
         print_text(&e.profile, path);
     }

@@ -117,15 +117,36 @@ static bool show_progress(void *user, const char *what, double fraction)
     return sl_cli_interrupted();
 }
 
-enum sluice_status sl_engine_open_profile(struct sl_engine *e, struct sluice_error *err)
+/* The profile with a progress bar: measured in any case when `anew`, else only when none is kept.
+ */
+static enum sluice_status get_profile(struct sl_engine *e, bool anew, struct sluice_error *err)
 {
     struct sl_progress progress;
-    sl_progress_start(&progress, "measuring this machine (once)", false);
+    sl_progress_start(&progress, anew ? "measuring this machine" : "measuring this machine (once)",
+                      false);
     const struct sl_profiler_options options = {
         .device = e->device, .pool = e->pool, .progress = show_progress, .user = &progress};
-    const enum sluice_status status = sl_profiler_get(&e->profile, &options, NULL, err);
+    const enum sluice_status status = anew ? sl_profiler_run(&e->profile, &options, err)
+                                           : sl_profiler_get(&e->profile, &options, NULL, err);
     sl_progress_finish(&progress);
     return status;
+}
+
+enum sluice_status sl_engine_open_profile(struct sl_engine *e, struct sluice_error *err)
+{
+    return get_profile(e, false, err);
+}
+
+enum sluice_status sl_engine_measure_profile(struct sl_engine *e, char **out_path,
+                                             struct sluice_error *err)
+{
+    char name[64];
+    const struct sl_profile *const p = &e->profile;
+    *out_path = NULL;
+    SL_TRY(get_profile(e, true, err));
+    sl_profile_file_name(name, sizeof name, p->kind, p->gpu, p->cpu, p->n_threads);
+    SL_TRY(sl_file_cache_path(name, out_path, err));
+    return sl_profile_save(p, *out_path, err);
 }
 
 enum sluice_status sl_engine_resolve_budget(const struct sl_budget *budget, bool with_context,

@@ -27,6 +27,9 @@ enum sluice_status sl_engine_open_device(struct sl_engine *e, const struct sl_op
                                          struct sluice_error *err);
 /* The profile of this machine, measured with a progress bar when there is none. */
 enum sluice_status sl_engine_open_profile(struct sl_engine *e, struct sluice_error *err);
+/* Measure it anew and keep it; *out_path (sl_free) is where. */
+enum sluice_status sl_engine_measure_profile(struct sl_engine *e, char **out_path,
+                                             struct sluice_error *err);
 /* Model, profile and budget for planning alone: with what is known of this machine's GPU from an
  * earlier run its context, which takes longer than a plan, is not made. */
 enum sluice_status sl_engine_open_dry(struct sl_engine *e, const struct sl_options *options,
