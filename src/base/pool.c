@@ -13,7 +13,6 @@
  */
 #include "base/pool.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -317,8 +316,8 @@ int sl_pool_n_threads(const struct sl_pool *pool)
 
 void sl_pool_limit(struct sl_pool *pool, int n_threads)
 {
-    assert(n_threads >= 1 && n_threads <= pool->n_threads);
-    pool->n_active = n_threads;
+    const int most = n_threads < pool->n_threads ? n_threads : pool->n_threads;
+    pool->n_active = most > 1 ? most : 1;
 }
 
 int sl_pool_n_physical_cores(void)

@@ -31,7 +31,7 @@ void sl_pool_run(struct sl_pool *pool, sl_pool_fn *fn, void *arg);
  * same number of times. What was written before is visible after. */
 void sl_pool_barrier(struct sl_pool *pool);
 int sl_pool_n_threads(const struct sl_pool *pool);
-/* Use only the first n threads (1 .. size) from the next run on. */
+/* Use only the first n threads from the next run on; at least one, at most all that there are. */
 void sl_pool_limit(struct sl_pool *pool, int n_threads);
 
 /* Physical cores this process may use (hyper-threads and efficiency cores left out), at least 1. */

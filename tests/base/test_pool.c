@@ -130,6 +130,26 @@ static void test_limit(void **state)
     sl_pool_destroy(&pool);
 }
 
+/* A limit that the pool has no threads for must neither hang a run nor leave it without a thread.
+ */
+static void test_limit_out_of_range(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 4; size += 3) {
+        struct sl_pool *pool = make_pool(size, false);
+        const int limits[][2] = {{size + 1, size}, {1000000, size}, {0, 1}, {-3, 1}};
+        for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+            struct visits visits = {0};
+            sl_pool_limit(pool, limits[i][0]);
+            assert_int_equal(sl_pool_n_threads(pool), limits[i][1]);
+            sl_pool_run(pool, visit, &visits);
+            assert_int_equal(visits.n_threads, limits[i][1]);
+            check_relay(pool, limits[i][1], 20);
+        }
+        sl_pool_destroy(&pool);
+    }
+}
+
 /* Runs after pauses long enough for the workers to sleep, so that waking is tested too; the
  * pauses vary to hit the moment of falling asleep. */
 static void test_sleeping_workers(void **state)
@@ -226,6 +246,7 @@ int main(void)
         cmocka_unit_test(test_every_thread_once),
         cmocka_unit_test(test_barrier),
         cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_limit_out_of_range),
         cmocka_unit_test(test_sleeping_workers),
         cmocka_unit_test(test_nested_pools),
         cmocka_unit_test(test_bad_options),
