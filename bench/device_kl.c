@@ -63,7 +63,7 @@ static int32_t evaluate(const struct job *j, struct sl_device *device, uint64_t 
                                                .plan = {.budget_bytes = budget,
                                                         .n_ctx = j->n_prompt + j->n_decode,
                                                         .max_outputs = ROWS,
-                                                        .kv_type = SL_TYPE_F16}};
+                                                        .kv_types = {SL_TYPE_F16, SL_TYPE_F16}}};
     struct sl_context *ctx = NULL;
     if (sl_context_create(&ctx, j->model, &options, &err) != SLUICE_STATUS_OK) {
         die(&err);

@@ -276,7 +276,7 @@ struct sl_plan_options sl_engine_plan_options(const struct sl_engine *e,
                                    .max_ubatch =
                                        (int32_t)sl_options_int(options, SL_OPT_UBATCH_SIZE),
                                    .max_outputs = DEFAULT_OUTPUTS,
-                                   .kv_type = SL_TYPE_F16};
+                                   .kv_types = {SL_TYPE_F16, SL_TYPE_F16}};
     (void)sl_strategy_from_name(sl_options_text(options, SL_OPT_STRATEGY), &plan.strategy);
     return plan;
 }

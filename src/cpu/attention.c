@@ -154,7 +154,7 @@ static void block_direct(const struct work *w, const struct tile *tile, struct m
     const void *keys = sl_kv_key(kv, tile->seq, base + lo, tile->kv_head);
     const void *values = sl_kv_value(kv, tile->seq, base + lo, tile->kv_head);
     const void *next = more ? sl_kv_key(kv, tile->seq, base + SL_KV_BLOCK, tile->kv_head) : NULL;
-    k->scores_direct(kv->type, m->q, tile->n, keys, hi - lo, n, m->s + lo, values);
+    k->scores_direct(kv->types.k, m->q, tile->n, keys, hi - lo, n, m->s + lo, values);
     for (int r = 0; r < tile->n; r++) {
         const float factor =
             k->softmax_direct(m->s + r * SL_KV_BLOCK, (int)(m->first_pos[r] - base),
@@ -163,7 +163,7 @@ static void block_direct(const struct work *w, const struct tile *tile, struct m
             k->scale(m->o + r * n, factor, n);
         }
     }
-    k->values_direct(kv->type, m->s + lo, tile->n, values, hi - lo, n, m->o, next);
+    k->values_direct(kv->types.v, m->s + lo, tile->n, values, hi - lo, n, m->o, next);
 }
 
 /* The same for many rows: the block is unpacked once for all of them. */
@@ -179,7 +179,7 @@ static void block_tile(const struct work *w, const struct tile *tile, struct mem
         m->first[r] = real ? (float)(m->first_pos[r] - base - lo) : 0.0f;
         m->end[r] = real ? (float)(m->end_pos[r] - base - lo) : 0.0f;
     }
-    k->unpack(kv->type, sl_kv_key(kv, tile->seq, base + lo, tile->kv_head), m->kv, n_keys, n);
+    k->unpack(kv->types.k, sl_kv_key(kv, tile->seq, base + lo, tile->kv_head), m->kv, n_keys, n);
     const int n_scored = (n_keys + k->key_tile - 1) / k->key_tile * k->key_tile;
     memset(m->kv + n_keys * n, 0, sizeof(float) * (size_t)((n_scored - n_keys) * n));
     k->scores_tile(m->q, n_padded, m->kv, n_scored, n, m->s);
@@ -190,7 +190,7 @@ static void block_tile(const struct work *w, const struct tile *tile, struct mem
             k->scale(m->o + r * n, m->factor[r], n);
         }
     }
-    k->unpack(kv->type, sl_kv_value(kv, tile->seq, base + lo, tile->kv_head), m->kv, n_keys, n);
+    k->unpack(kv->types.v, sl_kv_value(kv, tile->seq, base + lo, tile->kv_head), m->kv, n_keys, n);
     k->values_tile(m->s, n_padded, m->kv, n_keys, n, m->o);
 }
 

@@ -75,9 +75,9 @@ void sl_cpu_kv_store(const struct sl_cpu_thread *t, const struct sl_op *op)
         const int32_t seq = store->seq != NULL ? store->seq[token] : 0;
         const int32_t pos = store->pos[token];
         const int64_t at = row * kv->head_dim;
-        t->kernels->rows->pack(kv->type, store->k + at, sl_kv_key(kv, seq, pos, head),
+        t->kernels->rows->pack(kv->types.k, store->k + at, sl_kv_key(kv, seq, pos, head),
                                kv->head_dim);
-        t->kernels->rows->pack(kv->type, store->v + at, sl_kv_value(kv, seq, pos, head),
+        t->kernels->rows->pack(kv->types.v, store->v + at, sl_kv_value(kv, seq, pos, head),
                                kv->head_dim);
     }
 }

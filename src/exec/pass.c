@@ -52,7 +52,7 @@ static size_t image_bytes(const struct sl_shard *shard)
 
 static size_t kv_block_bytes(const struct sl_context *ctx)
 {
-    return sl_kv_block_bytes(ctx->plan->options.kv_type, (int32_t)ctx->model->hp.n_kv_heads,
+    return sl_kv_block_bytes(ctx->plan->options.kv_types, (int32_t)ctx->model->hp.n_kv_heads,
                              (int32_t)ctx->model->hp.head_dim);
 }
 
@@ -132,7 +132,7 @@ static enum sluice_status run_copy(struct pass *p, const struct sl_step *step)
 static struct sl_shard_bind common_bind(const struct pass *p)
 {
     const struct sl_context *const ctx = p->ctx;
-    return (struct sl_shard_bind){.kv = {.type = ctx->plan->options.kv_type,
+    return (struct sl_shard_bind){.kv = {.types = ctx->plan->options.kv_types,
                                          .n_kv_heads = (int32_t)ctx->model->hp.n_kv_heads,
                                          .head_dim = (int32_t)ctx->model->hp.head_dim},
                                   .n_tokens = p->n,

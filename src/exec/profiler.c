@@ -129,8 +129,8 @@ static struct sl_op linear_op(enum sl_type type, int32_t rows, int32_t cols, int
 static struct sl_op attention_op(int32_t n_tokens, int32_t n_kv)
 {
     struct sl_op op = {.kind = SL_OP_ATTENTION, .n_tokens = n_tokens};
-    op.attention.kv =
-        (struct sl_kv_view){.type = SL_TYPE_F16, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM};
+    op.attention.kv = (struct sl_kv_view){
+        .types = {SL_TYPE_F16, SL_TYPE_F16}, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM};
     op.attention.n_heads = HEADS;
     op.attention.n_kv_max = n_kv;
     op.attention.scale = 0.088f;
@@ -177,7 +177,7 @@ static size_t op_cold_bytes(const struct sl_op *op)
     }
     if (op->kind == SL_OP_ATTENTION) {
         const size_t n_blocks = ((size_t)op->attention.n_kv_max + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
-        return n_blocks * sl_kv_block_bytes(SL_TYPE_F16, KV_HEADS, HEAD_DIM);
+        return n_blocks * sl_kv_block_bytes(op->attention.kv.types, KV_HEADS, HEAD_DIM);
     }
     return 0;
 }

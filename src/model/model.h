@@ -67,10 +67,9 @@ struct sl_shard {
     uint32_t layer; /* n_layers for the head */
     uint32_t n_weights;
     struct sl_weight weights[SL_SHARD_MAX_WEIGHTS];
-    size_t bytes;          /* of the packed image: what residency or a stream slot costs */
-    size_t kv_block_bytes; /* of F16 cache for SL_KV_BLOCK tokens; 0 unless attention */
-    uint32_t window;       /* attention: 0 or the sliding window */
-    uint32_t class_id;     /* shards of one kind, shape and type set share it (planner) */
+    size_t bytes;      /* of the packed image: what residency or a stream slot costs */
+    uint32_t window;   /* attention: 0 or the sliding window */
+    uint32_t class_id; /* shards of one kind, shape and type set share it (planner) */
 };
 
 struct sl_arch;

@@ -46,16 +46,11 @@ static bool same_class(const struct sl_shard *a, const struct sl_shard *b)
 
 void sl_shards_finish(struct sl_model *model)
 {
-    const struct sl_hparams *hp = &model->hp;
     for (uint32_t i = 0; i < model->n_shards; i++) {
         struct sl_shard *shard = &model->shards[i];
         for (uint32_t w = 0; w < shard->n_weights; w++) {
             shard->weights[w].offset = shard->bytes;
             shard->bytes += align_up(shard->weights[w].bytes);
-        }
-        if (shard->kind == SL_SHARD_ATTENTION) {
-            shard->kv_block_bytes =
-                sl_kv_block_bytes(SL_TYPE_F16, (int32_t)hp->n_kv_heads, (int32_t)hp->head_dim);
         }
         uint32_t k = 0;
         while (k < i && !same_class(shard, &model->shards[k])) {
@@ -235,9 +230,6 @@ static struct sl_kv_view kv_view(const struct builder *b)
     struct sl_kv_view kv = b->bind->kv;
     kv.n_kv_heads = (int32_t)b->model->hp.n_kv_heads;
     kv.head_dim = (int32_t)b->model->hp.head_dim;
-    if (kv.data == NULL) {
-        kv.type = SL_TYPE_F16;
-    }
     return kv;
 }
 

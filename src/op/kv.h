@@ -16,20 +16,24 @@ static inline char *sl_kv_block(const struct sl_kv_view *kv, int32_t seq, int32_
     const int32_t block =
         kv->table != NULL ? kv->table[(int64_t)seq * kv->table_stride + index] : index;
     return (char *)kv->data +
-           (size_t)block * sl_kv_block_bytes(kv->type, kv->n_kv_heads, kv->head_dim);
+           (size_t)block * sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim);
 }
 
 /* The packed key of (seq, pos) for one KV head: a row of head_dim elements. */
 static inline void *sl_kv_key(const struct sl_kv_view *kv, int32_t seq, int32_t pos, int32_t head)
 {
-    const size_t row_bytes = sl_type_row_bytes(kv->type, kv->head_dim);
+    const size_t row_bytes = sl_type_row_bytes(kv->types.k, kv->head_dim);
     const size_t row = (size_t)head * SL_KV_BLOCK + (size_t)(pos % SL_KV_BLOCK);
     return sl_kv_block(kv, seq, pos) + row * row_bytes;
 }
 
 static inline void *sl_kv_value(const struct sl_kv_view *kv, int32_t seq, int32_t pos, int32_t head)
 {
-    return sl_kv_key(kv, seq, pos, kv->n_kv_heads + head);
+    const size_t keys_bytes =
+        (size_t)kv->n_kv_heads * SL_KV_BLOCK * sl_type_row_bytes(kv->types.k, kv->head_dim);
+    const size_t row_bytes = sl_type_row_bytes(kv->types.v, kv->head_dim);
+    const size_t row = (size_t)head * SL_KV_BLOCK + (size_t)(pos % SL_KV_BLOCK);
+    return sl_kv_block(kv, seq, pos) + keys_bytes + row * row_bytes;
 }
 
 #endif

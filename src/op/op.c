@@ -22,9 +22,15 @@ const char *sl_op_kind_name(enum sl_op_kind kind)
     return (unsigned)kind < SL_OP_N_KINDS ? names[kind] : "unknown";
 }
 
-size_t sl_kv_block_bytes(enum sl_type type, int32_t n_kv_heads, int32_t head_dim)
+size_t sl_kv_block_bytes(struct sl_kv_types types, int32_t n_kv_heads, int32_t head_dim)
 {
-    return 2 * (size_t)n_kv_heads * SL_KV_BLOCK * sl_type_row_bytes(type, head_dim);
+    return (size_t)n_kv_heads * SL_KV_BLOCK *
+           (sl_type_row_bytes(types.k, head_dim) + sl_type_row_bytes(types.v, head_dim));
+}
+
+bool sl_kv_type_works(enum sl_type type)
+{
+    return type == SL_TYPE_F16 || type == SL_TYPE_Q8_0 || type == SL_TYPE_Q4_0;
 }
 
 static size_t round_up(size_t n, size_t to)
@@ -165,9 +171,9 @@ static enum sluice_status validate_rope(const struct sl_op_rope *op, struct slui
 static enum sluice_status validate_kv(const struct sl_kv_view *kv, const char *what,
                                       struct sluice_error *err)
 {
-    SL_CHECK(kv->type == SL_TYPE_F16 || kv->type == SL_TYPE_Q8_0 || kv->type == SL_TYPE_Q4_0,
-             INTERNAL, err, "%s: KV type %s (F16, Q8_0 and Q4_0 work)", what,
-             sl_type_name(kv->type));
+    SL_CHECK(sl_kv_type_works(kv->types.k) && sl_kv_type_works(kv->types.v), INTERNAL, err,
+             "%s: KV cache of %s keys and %s values (F16, Q8_0 and Q4_0 work)", what,
+             sl_type_name(kv->types.k), sl_type_name(kv->types.v));
     SL_CHECK(kv->n_kv_heads >= 1 && kv->n_kv_heads <= MAX_DIM, INTERNAL, err, "%s: %d KV heads",
              what, kv->n_kv_heads);
     SL_CHECK(kv->head_dim >= 32 && kv->head_dim % 32 == 0 && kv->head_dim <= MAX_HEAD_DIM, INTERNAL,

@@ -88,15 +88,20 @@ struct sl_op_rope {
     bool neox;
 };
 
+/* What keys and values are kept as: F16, Q8_0 or Q4_0 each, in any pair. */
+struct sl_kv_types {
+    enum sl_type k, v;
+};
+
 /* The KV cache of one layer: physical blocks of SL_KV_BLOCK tokens. A block holds all keys, then
  * all values: K [n_kv_heads, SL_KV_BLOCK, head_dim], V [n_kv_heads, SL_KV_BLOCK, head_dim], packed
- * elements of `type`. Token `pos` of sequence s lives at row pos % SL_KV_BLOCK of block
+ * elements of their type. Token `pos` of sequence s lives at row pos % SL_KV_BLOCK of block
  * table[s * table_stride + pos / SL_KV_BLOCK]; without a table the block is pos / SL_KV_BLOCK. */
 #define SL_KV_BLOCK 64
 
 struct sl_kv_view {
     void *data;
-    enum sl_type type; /* F16 (Q8_0 and Q4_0 to come) */
+    struct sl_kv_types types;
     int32_t n_kv_heads;
     int32_t head_dim;
     const int32_t *table; /* [n_sequences, table_stride] or NULL */
@@ -217,7 +222,8 @@ struct sl_op {
 const char *sl_op_kind_name(enum sl_op_kind kind);
 
 /* Bytes of one KV block of a layer (keys and values). */
-size_t sl_kv_block_bytes(enum sl_type type, int32_t n_kv_heads, int32_t head_dim);
+size_t sl_kv_block_bytes(struct sl_kv_types types, int32_t n_kv_heads, int32_t head_dim);
+bool sl_kv_type_works(enum sl_type type);
 
 /* Upper bound of the scratch a backend may use to run `op`: part of the contract, so that the
  * planner knows it from shapes alone. Pointers in `op` are not read. The sum of

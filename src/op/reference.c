@@ -129,8 +129,8 @@ static void kv_store_ref(const struct sl_op_kv_store *op, int32_t n_tokens)
             const int64_t row = (int64_t)t * kv->n_kv_heads + h;
             void *k = sl_kv_key(kv, seq, op->pos[t], h);
             void *v = sl_kv_value(kv, seq, op->pos[t], h);
-            sl_quantize_row(kv->type, op->k + row * kv->head_dim, k, kv->head_dim);
-            sl_quantize_row(kv->type, op->v + row * kv->head_dim, v, kv->head_dim);
+            sl_quantize_row(kv->types.k, op->k + row * kv->head_dim, k, kv->head_dim);
+            sl_quantize_row(kv->types.v, op->v + row * kv->head_dim, v, kv->head_dim);
         }
     }
 }
@@ -141,7 +141,7 @@ static double logit_ref(const struct sl_op_attention *op, const float *q, int32_
 {
     float key[256];
     const int32_t n = op->kv.head_dim;
-    sl_dequantize_row(op->kv.type, sl_kv_key(&op->kv, seq, pos, kv_head), key, n);
+    sl_dequantize_row(op->kv.types.k, sl_kv_key(&op->kv, seq, pos, kv_head), key, n);
     double dot = 0.0;
     for (int32_t i = 0; i < n; i++) {
         dot += (double)q[i] * key[i];
@@ -170,7 +170,7 @@ static void attention_row_ref(const struct sl_op_attention *op, int32_t token, i
     for (int32_t p = first; p <= last; p++) {
         const double weight = exp(logit_ref(op, q, seq, p, kv_head) - max);
         float value[256];
-        sl_dequantize_row(op->kv.type, sl_kv_value(&op->kv, seq, p, kv_head), value, n);
+        sl_dequantize_row(op->kv.types.v, sl_kv_value(&op->kv, seq, p, kv_head), value, n);
         for (int32_t i = 0; i < n; i++) {
             out[i] += weight * (double)value[i];
         }

@@ -49,13 +49,13 @@ const char *sl_strategy_name(enum sl_strategy strategy);
 bool sl_strategy_from_name(const char *name, enum sl_strategy *out);
 
 struct sl_plan_options {
-    uint64_t budget_bytes; /* of VRAM, the driver's context not counted; 0: CPU only */
-    int32_t n_ctx;         /* positions of the KV cache */
-    int32_t max_ubatch;    /* largest pass in tokens; 0: the planner chooses */
-    int32_t depth;         /* cache positions assumed when predicting; 0: half of n_ctx */
-    int32_t max_outputs;   /* rows of logits made at a time; at least 1 */
-    size_t page_bytes;     /* granularity of the device's allocator; 0: 2 MiB */
-    enum sl_type kv_type;
+    uint64_t budget_bytes;       /* of VRAM, the driver's context not counted; 0: CPU only */
+    int32_t n_ctx;               /* positions of the KV cache */
+    int32_t max_ubatch;          /* largest pass in tokens; 0: the planner chooses */
+    int32_t depth;               /* cache positions assumed when predicting; 0: half of n_ctx */
+    int32_t max_outputs;         /* rows of logits made at a time; at least 1 */
+    size_t page_bytes;           /* granularity of the device's allocator; 0: 2 MiB */
+    struct sl_kv_types kv_types; /* of the cache */
     enum sl_strategy strategy;
 };
 

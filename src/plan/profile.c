@@ -109,7 +109,7 @@ static double attention_ns(const struct sl_profile *p, enum sl_unit unit, const 
         span = a->window;
     }
     const double position_bytes =
-        (double)sl_kv_block_bytes(a->kv.type, a->kv.n_kv_heads, a->kv.head_dim) / SL_KV_BLOCK;
+        (double)sl_kv_block_bytes(a->kv.types, a->kv.n_kv_heads, a->kv.head_dim) / SL_KV_BLOCK;
     const double read_mib = (span + op->n_tokens) * position_bytes / MIB;
     const double gflop = 4e-9 * op->n_tokens * span * a->n_heads * a->kv.head_dim;
     const double by_bytes = read_mib * p->attention_mib_ns[unit];

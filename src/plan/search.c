@@ -41,7 +41,7 @@ static struct sl_shard_cost shard_cost(const struct sl_search *s, const struct s
     struct sl_shard_bind bind = {.n_tokens = n_tokens,
                                  .n_kv_max = s->depth + n_tokens,
                                  .n_outputs = 1,
-                                 .kv = {.type = s->options.kv_type,
+                                 .kv = {.types = s->options.kv_types,
                                         .n_kv_heads = (int32_t)model->hp.n_kv_heads,
                                         .head_dim = (int32_t)model->hp.head_dim}};
     struct sl_op ops[SL_SHARD_MAX_OPS];
@@ -108,7 +108,7 @@ static void measure_shards(struct sl_search *s)
             const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
             s->max_attention_bytes = max_size(s->max_attention_bytes, s->image_bytes[i]);
             s->kv_layer_bytes = align_up(
-                n_blocks * sl_kv_block_bytes(s->options.kv_type, (int32_t)s->model->hp.n_kv_heads,
+                n_blocks * sl_kv_block_bytes(s->options.kv_types, (int32_t)s->model->hp.n_kv_heads,
                                              (int32_t)s->model->hp.head_dim));
             break;
         }

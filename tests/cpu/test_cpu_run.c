@@ -112,7 +112,7 @@ static struct sl_op attention(const float *q, struct world *w, float *y, int n)
                                         .y = y,
                                         .pos = w->pos,
                                         .kv = {.data = w->cache,
-                                               .type = SL_TYPE_F16,
+                                               .types = {SL_TYPE_F16, SL_TYPE_F16},
                                                .n_kv_heads = N_KV_HEADS,
                                                .head_dim = HEAD_DIM},
                                         .n_heads = N_HEADS,

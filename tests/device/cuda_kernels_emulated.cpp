@@ -205,7 +205,7 @@ static void check_ropes(void)
 // ---- cache and attention ----
 
 struct attention_case {
-    enum sl_type type;
+    struct sl_kv_types types;
     int n_tokens, n_heads, n_kv_heads, head_dim;
     int first_pos;
     int n_seqs;
@@ -245,12 +245,13 @@ static void fill_sequence(const char *name, const struct sl_kv_view *kv, size_t 
 static void check_attention(const struct attention_case *a)
 {
     char name[160];
-    snprintf(name, sizeof name,
-             "attention %s, %d tokens from %d, %d heads over %d, size %d, %d sequences%s, window "
-             "%d, cap %g, n_kv_max + %d, copies %s",
-             sl_type_name((uint32_t)a->type), a->n_tokens, a->first_pos, a->n_heads, a->n_kv_heads,
-             a->head_dim, a->n_seqs, a->runs ? " in runs" : "", a->window, (double)a->softcap,
-             a->n_kv_extra, sl_emu.late_copies ? "late" : "early");
+    snprintf(
+        name, sizeof name,
+        "attention %s/%s, %d tokens from %d, %d heads over %d, size %d, %d sequences%s, window "
+        "%d, cap %g, n_kv_max + %d, copies %s",
+        sl_type_name((uint32_t)a->types.k), sl_type_name((uint32_t)a->types.v), a->n_tokens,
+        a->first_pos, a->n_heads, a->n_kv_heads, a->head_dim, a->n_seqs, a->runs ? " in runs" : "",
+        a->window, (double)a->softcap, a->n_kv_extra, sl_emu.late_copies ? "late" : "early");
     const int n_kv = a->first_pos + a->n_tokens;
     const int n_blocks = n_kv / SL_KV_BLOCK + 1;
     const int n_all = n_blocks * a->n_seqs;
@@ -258,7 +259,7 @@ static void check_attention(const struct attention_case *a)
     room<float> q(n_tokens * (size_t)a->n_heads * (size_t)a->head_dim), y(q.n), want(q.n);
     room<float> sinks((size_t)a->n_heads);
     room<int32_t> pos(n_tokens), seq(n_tokens), table((size_t)n_all);
-    room<uint8_t> cache((size_t)n_all * sl_kv_block_bytes(a->type, a->n_kv_heads, a->head_dim));
+    room<uint8_t> cache((size_t)n_all * sl_kv_block_bytes(a->types, a->n_kv_heads, a->head_dim));
     q.fill_normal();
     sinks.fill_normal();
     for (int i = 0; i < n_all; i++) { // a random permutation
@@ -277,7 +278,7 @@ static void check_attention(const struct attention_case *a)
     o->pos = pos.at;
     o->seq = a->n_seqs > 1 ? seq.at : NULL;
     o->sinks = a->sinks ? sinks.at : NULL;
-    o->kv = {cache.at, a->type, a->n_kv_heads, a->head_dim, a->table ? table.at : NULL, n_blocks};
+    o->kv = {cache.at, a->types, a->n_kv_heads, a->head_dim, a->table ? table.at : NULL, n_blocks};
     o->n_heads = a->n_heads;
     o->n_kv_max = n_kv + a->n_kv_extra;
     o->window = a->window;
@@ -297,7 +298,8 @@ static void check_attention(const struct attention_case *a)
 
 static void check_attentions(void)
 {
-    const enum sl_type f16 = SL_TYPE_F16, q8 = SL_TYPE_Q8_0, q4 = SL_TYPE_Q4_0;
+    const struct sl_kv_types f16 = {SL_TYPE_F16, SL_TYPE_F16}, q8 = {SL_TYPE_Q8_0, SL_TYPE_Q8_0},
+                             q4 = {SL_TYPE_Q4_0, SL_TYPE_Q4_0};
     const struct attention_case cases[] = {
         {f16, 1, 9, 3, 64, 0, 1, 0, 0, 0, 0, 0, 0},
         {f16, 1, 9, 3, 64, 62, 1, 0, 0, 0, 0, 0, 0},
@@ -327,6 +329,18 @@ static void check_attentions(void)
     };
     for (const struct attention_case &a : cases) {
         check_attention(&a);
+    }
+    const enum sl_type each[] = {SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0};
+    for (int pair = 0; pair < 9; pair++) {
+        const struct sl_kv_types types = {each[pair / 3], each[pair % 3]};
+        const struct attention_case mixed[] = {
+            {types, 1, 6, 2, 64, 150, 1, 0, 1, 0, 0, 0, 0},
+            {types, 12, 4, 2, 128, 70, 3, 0, 1, 0, 40, 0, 0},
+            {types, 37, 2, 1, 256, 30, 1, 0, 0, 1, 0, 20.0f, 0},
+        };
+        for (size_t i = 0; types.k != types.v && i < sizeof mixed / sizeof mixed[0]; i++) {
+            check_attention(&mixed[i]);
+        }
     }
     for (int head_dim = 32; head_dim <= 256; head_dim += 32) {
         const struct attention_case shapes[] = {

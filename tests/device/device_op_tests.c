@@ -131,7 +131,7 @@ static void test_linear_gated(void **state)
     (void)state;
     const enum sl_type types[][2] = {{SL_TYPE_Q4_K, SL_TYPE_Q4_K},
                                      {SL_TYPE_Q4_1, SL_TYPE_Q4_1},
-                                     {SL_TYPE_F16, SL_TYPE_F16},
+                                     {SL_TYPE_F16},
                                      {SL_TYPE_Q8_0, SL_TYPE_Q6_K}};
     for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
         for (int n_tokens = 1; n_tokens <= 41; n_tokens += 20) {
@@ -232,13 +232,15 @@ static void test_rope(void **state)
 
 /* A cache for sequences with `n_blocks` blocks each, scattered over memory by a table or, with one
  * sequence, in order without one. */
-static struct sl_kv_view make_cache(struct op_case *c, enum sl_type type, int n_kv_heads,
+static struct sl_kv_view make_cache(struct op_case *c, struct sl_kv_types types, int n_kv_heads,
                                     int head_dim, int n_seqs, int n_blocks, bool with_table)
 {
     const int n_all = n_seqs * n_blocks;
-    const size_t bytes = (size_t)n_all * sl_kv_block_bytes(type, n_kv_heads, head_dim);
-    struct sl_kv_view kv = {
-        .data = case_room(c, bytes), .type = type, .n_kv_heads = n_kv_heads, .head_dim = head_dim};
+    const size_t bytes = (size_t)n_all * sl_kv_block_bytes(types, n_kv_heads, head_dim);
+    struct sl_kv_view kv = {.data = case_room(c, bytes),
+                            .types = types,
+                            .n_kv_heads = n_kv_heads,
+                            .head_dim = head_dim};
     memset(kv.data, 0, bytes);
     if (with_table) {
         int32_t *table = case_positions(c, n_all, 0);
@@ -271,13 +273,33 @@ static void fill_cache(struct op_case *c, const struct sl_kv_view *kv, int32_t s
     sl_op_run_ref(&op);
 }
 
-static void check_kv_store(enum sl_type type, int n_tokens, int n_kv_heads, int head_dim,
+/* One step of rounding in the odd element is allowed; the type's own loss is in both. */
+static double store_bound(enum sl_type type)
+{
+    return type == SL_TYPE_F16 ? 1e-4 : type == SL_TYPE_Q8_0 ? 2e-3 : 2e-2;
+}
+
+/* The whole cache is output: keys and values of each block by their types. */
+static void output_cache(struct op_case *c, const struct sl_kv_view *kv, int n_blocks,
+                         double least_bound)
+{
+    const size_t rows = (size_t)kv->n_kv_heads * SL_KV_BLOCK;
+    const char *at = kv->data;
+    for (int side = 0; side < 2 * n_blocks; side++) {
+        const enum sl_type type = side % 2 == 0 ? kv->types.k : kv->types.v;
+        const size_t bytes = rows * sl_type_row_bytes(type, kv->head_dim);
+        case_output(c, CASE_ROWS, at, bytes, type, fmax(store_bound(type), least_bound));
+        at += bytes;
+    }
+}
+
+static void check_kv_store(struct sl_kv_types types, int n_tokens, int n_kv_heads, int head_dim,
                            int32_t first_pos, int n_seqs, bool with_table)
 {
     struct op_case c;
-    case_init(&c, (uint64_t)n_tokens, "kv_store %s %d x %d x %d from %d, %d sequences%s",
-              sl_type_name((uint32_t)type), n_tokens, n_kv_heads, head_dim, first_pos, n_seqs,
-              with_table ? ", table" : "");
+    case_init(&c, (uint64_t)n_tokens, "kv_store %s/%s %d x %d x %d from %d, %d sequences%s",
+              sl_type_name(types.k), sl_type_name(types.v), n_tokens, n_kv_heads, head_dim,
+              first_pos, n_seqs, with_table ? ", table" : "");
     struct sl_op *op = case_op(&c, SL_OP_KV_STORE, n_tokens);
     const size_t n = (size_t)n_tokens * (size_t)n_kv_heads * (size_t)head_dim;
     const int n_blocks = (first_pos + n_tokens) / SL_KV_BLOCK + 1;
@@ -285,7 +307,7 @@ static void check_kv_store(enum sl_type type, int n_tokens, int n_kv_heads, int 
         .k = case_floats(&c, n, 1.0f),
         .v = case_floats(&c, n, 2.0f),
         .pos = case_positions(&c, n_tokens, first_pos),
-        .kv = make_cache(&c, type, n_kv_heads, head_dim, n_seqs, n_blocks, with_table)};
+        .kv = make_cache(&c, types, n_kv_heads, head_dim, n_seqs, n_blocks, with_table)};
     if (n_seqs > 1) {
         int32_t *seq = case_positions(&c, n_tokens, 0);
         for (int i = 0; i < n_tokens; i++) {
@@ -293,30 +315,28 @@ static void check_kv_store(enum sl_type type, int n_tokens, int n_kv_heads, int 
         }
         op->kv_store.seq = seq;
     }
-    const size_t bytes =
-        (size_t)(n_seqs * n_blocks) * sl_kv_block_bytes(type, n_kv_heads, head_dim);
-    /* One step of rounding in the odd element is allowed; the type's own loss is in both. */
-    const double bound = type == SL_TYPE_F16 ? 1e-4 : type == SL_TYPE_Q8_0 ? 2e-3 : 2e-2;
-    case_output(&c, CASE_ROWS, op->kv_store.kv.data, bytes, type, bound);
-    case_check(&c, dev, type != SL_TYPE_F16, sl_type_name((uint32_t)type));
+    output_cache(&c, &op->kv_store.kv, n_seqs * n_blocks, 0);
+    case_check(&c, dev, false, "kv_store");
     case_finish(&c);
 }
+
+#define N_KV_TYPES 3
+static const enum sl_type kv_types[N_KV_TYPES] = {SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0};
 
 static void test_kv_store(void **state)
 {
     (void)state;
-    const enum sl_type types[] = {SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0};
-    for (int t = 0; t < 3; t++) {
-        check_kv_store(types[t], 1, 3, 64, 0, 1, false);
-        check_kv_store(types[t], 1, 3, 64, 63, 1, false);
-        check_kv_store(types[t], 1, 8, 128, 64, 1, true);
-        check_kv_store(types[t], 150, 2, 64, 40, 1, true);
-        check_kv_store(types[t], 9, 1, 256, 120, 3, true);
+    for (int pair = 0; pair < N_KV_TYPES * N_KV_TYPES; pair++) {
+        const struct sl_kv_types types = {kv_types[pair / N_KV_TYPES], kv_types[pair % N_KV_TYPES]};
+        check_kv_store(types, 1, 3, 64, 0, 1, false);
+        check_kv_store(types, 1, 3, 64, 63, 1, false);
+        check_kv_store(types, 1, 8, 128, 64, 1, true);
+        check_kv_store(types, 150, 2, 64, 40, 1, true);
+        check_kv_store(types, 9, 1, 256, 120, 3, true);
     }
 }
 
 struct attention_case {
-    enum sl_type type;
     int n_tokens;
     int n_heads;
     int n_kv_heads;
@@ -329,13 +349,14 @@ struct attention_case {
     float softcap;
 };
 
-static void check_attention(const struct attention_case *a)
+static void check_attention(const struct attention_case *a, struct sl_kv_types types)
 {
     struct op_case c;
     case_init(&c, (uint64_t)(a->n_tokens + a->first_pos),
-              "attention %s, %d tokens from %d, %d heads over %d, size %d, %d sequences, window %d",
-              sl_type_name((uint32_t)a->type), a->n_tokens, a->first_pos, a->n_heads, a->n_kv_heads,
-              a->head_dim, a->n_seqs, a->window);
+              "attention %s/%s, %d tokens from %d, %d heads over %d, size %d, %d sequences, "
+              "window %d",
+              sl_type_name(types.k), sl_type_name(types.v), a->n_tokens, a->first_pos, a->n_heads,
+              a->n_kv_heads, a->head_dim, a->n_seqs, a->window);
     const int n_kv = a->first_pos + a->n_tokens;
     const size_t n = (size_t)a->n_tokens * (size_t)a->n_heads * (size_t)a->head_dim;
     struct sl_op *op = case_op(&c, SL_OP_ATTENTION, a->n_tokens);
@@ -344,7 +365,7 @@ static void check_attention(const struct attention_case *a)
         .y = case_floats(&c, n, 1.0f),
         .pos = case_positions(&c, a->n_tokens, a->first_pos),
         .sinks = a->with_sinks ? case_floats(&c, (size_t)a->n_heads, 1.0f) : NULL,
-        .kv = make_cache(&c, a->type, a->n_kv_heads, a->head_dim, a->n_seqs,
+        .kv = make_cache(&c, types, a->n_kv_heads, a->head_dim, a->n_seqs,
                          (n_kv + SL_KV_BLOCK - 1) / SL_KV_BLOCK, a->with_table),
         .n_heads = a->n_heads,
         .n_kv_max = n_kv,
@@ -362,7 +383,7 @@ static void check_attention(const struct attention_case *a)
         fill_cache(&c, &op->attention.kv, s, n_kv);
     }
     case_output(&c, CASE_FLOATS, op->attention.y, n * sizeof(float), SL_TYPE_F32, BOUND_ATTENTION);
-    case_check(&c, dev, a->type != SL_TYPE_F16, sl_type_name((uint32_t)a->type));
+    case_check(&c, dev, false, "attention");
     case_finish(&c);
 }
 
@@ -370,30 +391,45 @@ static void test_attention(void **state)
 {
     (void)state;
     const struct attention_case cases[] = {
-        {SL_TYPE_F16, 1, 9, 3, 64, 0, 1, false, false, 0, 0},
-        {SL_TYPE_F16, 1, 9, 3, 64, 62, 1, false, false, 0, 0},
-        {SL_TYPE_F16, 1, 9, 3, 64, 63, 1, true, false, 0, 0},
-        {SL_TYPE_F16, 1, 9, 3, 64, 64, 1, true, false, 0, 0},
-        {SL_TYPE_F16, 1, 4, 1, 256, 700, 1, true, false, 0, 0},
-        {SL_TYPE_F16, 1, 8, 2, 128, 333, 1, true, true, 100, 0},
-        {SL_TYPE_F16, 2, 4, 4, 96, 200, 1, true, false, 0, 30.0f},
-        {SL_TYPE_F16, 16, 6, 2, 64, 130, 1, true, false, 0, 0},
-        {SL_TYPE_F16, 17, 6, 2, 64, 130, 1, true, false, 0, 0},
-        {SL_TYPE_F16, 70, 8, 4, 64, 0, 1, false, false, 0, 0},
-        {SL_TYPE_F16, 130, 4, 2, 128, 61, 1, true, false, 0, 0},
-        {SL_TYPE_F16, 65, 4, 1, 256, 100, 1, true, false, 64, 50.0f},
-        {SL_TYPE_F16, 33, 4, 2, 64, 90, 1, true, true, 16, 0},
-        {SL_TYPE_F16, 5, 4, 2, 64, 150, 5, true, false, 0, 0},
-        {SL_TYPE_F16, 30, 4, 2, 64, 70, 3, true, false, 40, 0},
-        {SL_TYPE_F16, 1, 2, 1, 32, 5, 1, false, true, 0, 0},
-        {SL_TYPE_F16, 3, 24, 1, 64, 40, 1, false, false, 1, 0},
-        {SL_TYPE_Q8_0, 1, 8, 2, 64, 300, 1, true, false, 0, 0},
-        {SL_TYPE_Q8_0, 40, 8, 2, 128, 50, 1, true, false, 0, 0},
-        {SL_TYPE_Q4_0, 1, 8, 2, 64, 300, 1, true, false, 0, 0},
-        {SL_TYPE_Q4_0, 40, 8, 2, 128, 50, 1, true, false, 0, 0},
+        {1, 9, 3, 64, 0, 1, false, false, 0, 0},
+        {1, 9, 3, 64, 62, 1, false, false, 0, 0},
+        {1, 9, 3, 64, 63, 1, true, false, 0, 0},
+        {1, 9, 3, 64, 64, 1, true, false, 0, 0},
+        {1, 4, 1, 256, 700, 1, true, false, 0, 0},
+        {1, 8, 2, 128, 333, 1, true, true, 100, 0},
+        {2, 4, 4, 96, 200, 1, true, false, 0, 30.0f},
+        {16, 6, 2, 64, 130, 1, true, false, 0, 0},
+        {17, 6, 2, 64, 130, 1, true, false, 0, 0},
+        {70, 8, 4, 64, 0, 1, false, false, 0, 0},
+        {130, 4, 2, 128, 61, 1, true, false, 0, 0},
+        {65, 4, 1, 256, 100, 1, true, false, 64, 50.0f},
+        {33, 4, 2, 64, 90, 1, true, true, 16, 0},
+        {5, 4, 2, 64, 150, 5, true, false, 0, 0},
+        {30, 4, 2, 64, 70, 3, true, false, 40, 0},
+        {1, 2, 1, 32, 5, 1, false, true, 0, 0},
+        {3, 24, 1, 64, 40, 1, false, false, 1, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        check_attention(&cases[i]);
+        check_attention(&cases[i], (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16});
+    }
+}
+
+/* Every pair of cache types: one token, the last number that is cut into ranges, more; large heads;
+ * a window; sequences. */
+static void test_attention_types(void **state)
+{
+    (void)state;
+    const struct attention_case cases[] = {
+        {1, 8, 2, 64, 300, 1, true, false, 0, 0},   {16, 4, 2, 128, 190, 1, false, false, 0, 0},
+        {40, 8, 2, 128, 50, 1, true, false, 0, 0},  {3, 4, 1, 256, 130, 1, true, false, 0, 30.0f},
+        {40, 2, 1, 256, 30, 1, false, true, 50, 0}, {12, 4, 2, 96, 70, 3, true, false, 40, 0},
+        {1, 4, 1, 32, 4000, 1, false, false, 0, 0},
+    };
+    for (int pair = 1; pair < N_KV_TYPES * N_KV_TYPES; pair++) {
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            check_attention(&cases[i], (struct sl_kv_types){kv_types[pair / N_KV_TYPES],
+                                                            kv_types[pair % N_KV_TYPES]});
+        }
     }
 }
 
@@ -501,8 +537,9 @@ static void check_layer(int n_tokens, int first_pos)
         freq[i] = powf(10000.0f, -2.0f * (float)i / DIM);
     }
     const int32_t *pos = case_positions(&c, n_tokens, first_pos);
-    const struct sl_kv_view kv =
-        make_cache(&c, SL_TYPE_F16, KV_HEADS, DIM, 1, (n_kv + SL_KV_BLOCK - 1) / SL_KV_BLOCK, true);
+    const int n_blocks = (n_kv + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+    const struct sl_kv_view kv = make_cache(&c, (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16},
+                                            KV_HEADS, DIM, 1, n_blocks, true);
     if (first_pos > 0) {
         fill_cache(&c, &kv, 0, first_pos);
     }
@@ -553,9 +590,7 @@ static void check_layer(int n_tokens, int first_pos)
     case_output(&c, CASE_FLOATS, q, n * HEADS * DIM * sizeof *x, SL_TYPE_F32, BOUND_PACKED);
     case_output(&c, CASE_FLOATS, k, n * KV_HEADS * DIM * sizeof *x, SL_TYPE_F32, BOUND_PACKED);
     case_output(&c, CASE_FLOATS, v, n * KV_HEADS * DIM * sizeof *x, SL_TYPE_F32, BOUND_PACKED);
-    const size_t n_blocks = (size_t)(n_kv + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
-    case_output(&c, CASE_ROWS, kv.data, n_blocks * sl_kv_block_bytes(kv.type, KV_HEADS, DIM),
-                kv.type, BOUND_PACKED);
+    output_cache(&c, &kv, n_blocks, BOUND_PACKED);
     case_check(&c, dev, false, "layer");
     case_finish(&c);
 }
@@ -576,8 +611,8 @@ int device_tests_run_ops(const char *prefix, struct sl_device *device)
         cmocka_unit_test(test_linear),       cmocka_unit_test(test_linear_parts),
         cmocka_unit_test(test_linear_gated), cmocka_unit_test(test_norm),
         cmocka_unit_test(test_rope),         cmocka_unit_test(test_kv_store),
-        cmocka_unit_test(test_attention),    cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_layer),
+        cmocka_unit_test(test_attention),    cmocka_unit_test(test_attention_types),
+        cmocka_unit_test(test_experts),      cmocka_unit_test(test_layer),
     };
     char name[96];
     snprintf(name, sizeof name, "%s: operators", prefix);

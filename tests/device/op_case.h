@@ -15,7 +15,7 @@
 #include "device/device.h"
 
 #define CASE_MAX_OPS 16
-#define CASE_MAX_OUTPUTS 16
+#define CASE_MAX_OUTPUTS 32
 
 enum case_output_kind {
     CASE_FLOATS,    /* compared by value */

@@ -173,7 +173,8 @@ static void test_bad_cache_blocks(void **state)
     (void)state;
     for (int mistake = 0; mistake < 4; mistake++) {
         struct bench b = make_bench(NULL, 1 << 20);
-        const size_t block_bytes = sl_kv_block_bytes(SL_TYPE_F16, 1, 32);
+        const size_t block_bytes =
+            sl_kv_block_bytes((struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16}, 1, 32);
         int32_t index[3] = {0, 0, 1};                    /* position, then a table of two blocks */
         char *cache = b.mem + b.bytes - 2 * block_bytes; /* two blocks up to the end */
         if (mistake == 1) {
@@ -193,7 +194,7 @@ static void test_bad_cache_blocks(void **state)
                                     .v = (const float *)(const void *)(b.mem + 384),
                                     .pos = (const int32_t *)(const void *)b.mem,
                                     .kv = {.data = cache,
-                                           .type = SL_TYPE_F16,
+                                           .types = {SL_TYPE_F16, SL_TYPE_F16},
                                            .n_kv_heads = 1,
                                            .head_dim = 32,
                                            .table = (const int32_t *)(const void *)(b.mem + 4),

@@ -80,7 +80,7 @@ static void open_setup(struct setup *s, const char *fixture, uint64_t budget)
                                                         .n_ctx = 512,
                                                         .max_ubatch = 256,
                                                         .max_outputs = 64,
-                                                        .kv_type = SL_TYPE_F16}};
+                                                        .kv_types = {SL_TYPE_F16, SL_TYPE_F16}}};
     assert_ok(sl_context_create(&s->ctx, s->model, &options, &err), err);
 }
 
@@ -219,11 +219,13 @@ static void test_greedy_exact(void **state)
     sl_context_destroy(&s.ctx);
     struct sl_profile profile;
     sl_profile_typical(&profile, SL_DEVICE_NONE, 2);
-    const struct sl_context_options options = {
-        .pool = s.pool,
-        .kernels = sl_cpu_kernels(SL_CPU_SCALAR),
-        .profile = &profile,
-        .plan = {.n_ctx = 128, .max_ubatch = 64, .max_outputs = 1, .kv_type = SL_TYPE_F16}};
+    const struct sl_context_options options = {.pool = s.pool,
+                                               .kernels = sl_cpu_kernels(SL_CPU_SCALAR),
+                                               .profile = &profile,
+                                               .plan = {.n_ctx = 128,
+                                                        .max_ubatch = 64,
+                                                        .max_outputs = 1,
+                                                        .kv_types = {SL_TYPE_F16, SL_TYPE_F16}}};
     assert_ok(sl_context_create(&s.ctx, s.model, &options, &err), err);
     int n_steps = 0;
     for (int i = 0; i < EXACT_PROMPTS; i++) {

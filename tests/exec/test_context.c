@@ -50,7 +50,7 @@ static struct sl_plan_options plan_options(uint64_t budget, enum sl_strategy str
                                     .max_ubatch = ubatch,
                                     .max_outputs = 3,
                                     .page_bytes = PAGE,
-                                    .kv_type = SL_TYPE_F16,
+                                    .kv_types = {SL_TYPE_F16, SL_TYPE_F16},
                                     .strategy = strategy};
 }
 

@@ -72,20 +72,18 @@ static void compare_floats(struct verdict *v, const struct kc_region *r, const c
     }
 }
 
-/* Packed caches: equal bytes, or (on devices) equal within one level of each block. */
-static void compare_kv(struct verdict *v, const struct kc_instance *in,
-                       const struct kc_precision *p, const struct kc_region *r,
-                       const char *reference, const char *result)
+/* Packed rows of one type: equal bytes, or (on devices) equal within one level of each block. */
+static void compare_packed(struct verdict *v, enum sl_type type, const struct kc_precision *p,
+                           size_t first, size_t bytes, const char *reference, const char *result)
 {
-    const enum sl_type type = in->op.kv_store.kv.type;
     const struct sl_type_traits *t = sl_type_traits(type);
-    const size_t step = t->block_items == 1 ? t->block_bytes : t->block_bytes;
-    for (size_t at = r->offset; at < r->offset + r->bytes; at += step) {
+    const size_t step = t->block_bytes;
+    for (size_t at = first; at < first + bytes; at += step) {
         if (memcmp(reference + at, result + at, step) == 0) {
             continue;
         }
         if (p->kv_exact || t->block_items == 1) {
-            fail(v, "cache byte %zu (block of %zu) differs", at - r->offset, step);
+            fail(v, "cache byte %zu (block of %zu) differs", at, step);
             return;
         }
         float want[32], got[32], top = 0.0f;
@@ -97,10 +95,24 @@ static void compare_kv(struct verdict *v, const struct kc_instance *in,
         for (int i = 0; i < 32; i++) {
             const float level = top / (type == SL_TYPE_Q8_0 ? 127.0f : 8.0f);
             if (!(fabsf(want[i] - got[i]) <= 1.01f * level)) {
-                fail(v, "cache byte %zu: %g, should be %g", at - r->offset, (double)got[i],
-                     (double)want[i]);
+                fail(v, "cache byte %zu: %g, should be %g", at, (double)got[i], (double)want[i]);
             }
         }
+    }
+}
+
+/* Keys and values of every block of a cache. */
+static void compare_kv(struct verdict *v, const struct kc_instance *in,
+                       const struct kc_precision *p, const struct kc_region *r,
+                       const char *reference, const char *result)
+{
+    const struct sl_kv_view *kv = &in->op.kv_store.kv;
+    const size_t rows = (size_t)kv->n_kv_heads * SL_KV_BLOCK;
+    const size_t keys = rows * sl_type_row_bytes(kv->types.k, kv->head_dim);
+    const size_t values = rows * sl_type_row_bytes(kv->types.v, kv->head_dim);
+    for (size_t at = r->offset; at < r->offset + r->bytes; at += keys + values) {
+        compare_packed(v, kv->types.k, p, at, keys, reference, result);
+        compare_packed(v, kv->types.v, p, at + keys, values, reference, result);
     }
 }
 

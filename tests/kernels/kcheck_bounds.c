@@ -211,8 +211,8 @@ static void attention_row_bounds(const struct kc_instance *in, const struct kc_p
     double top_value = 0.0, top_logit = 0.0;
     for (int32_t pos = first; pos <= last; pos++) {
         float key[256], value[256];
-        sl_dequantize_row(o->kv.type, sl_kv_key(&o->kv, seq, pos, kv_head), key, n);
-        sl_dequantize_row(o->kv.type, sl_kv_value(&o->kv, seq, pos, kv_head), value, n);
+        sl_dequantize_row(o->kv.types.k, sl_kv_key(&o->kv, seq, pos, kv_head), key, n);
+        sl_dequantize_row(o->kv.types.v, sl_kv_value(&o->kv, seq, pos, kv_head), value, n);
         double logit = 0.0;
         for (int32_t i = 0; i < n; i++) {
             logit += fabs((double)o->q[row * n + i] * (double)key[i]);

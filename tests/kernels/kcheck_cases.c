@@ -72,7 +72,9 @@ static void make_rope(struct kc_case *c, struct kc_rng *rng)
 
 static void make_kv(struct kc_case *c, struct sl_kv_view *kv, struct kc_rng *rng)
 {
-    kv->type = (enum sl_type)PICK(rng, SL_TYPE_F16, SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0);
+    kv->types.k = (enum sl_type)PICK(rng, SL_TYPE_F16, SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0);
+    kv->types.v =
+        coin(rng) ? kv->types.k : (enum sl_type)PICK(rng, SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0);
     kv->head_dim = PICK(rng, 32, 64, 64, 96, 128, 128, 160, 256);
     kv->n_kv_heads = PICK(rng, 1, 2, 3, 4);
     c->n_sequences = PICK(rng, 1, 1, 2, 3);
@@ -167,7 +169,7 @@ static void fix_attention(struct kc_case *c, int index)
     o->n_heads = attention_fixed[index].n_heads;
     o->kv.n_kv_heads = attention_fixed[index].n_kv_heads;
     o->kv.head_dim = attention_fixed[index].head_dim;
-    o->kv.type = SL_TYPE_F16;
+    o->kv.types = (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16};
     o->kv.table = KC_PRESENT;
     o->window = attention_fixed[index].window;
     o->softcap = attention_fixed[index].softcap;
@@ -226,13 +228,20 @@ static const int bench_types[] = {SL_TYPE_Q4_K, SL_TYPE_Q6_K, SL_TYPE_Q8_0, SL_T
                                   SL_TYPE_F16};
 static const struct {
     int n_heads, n_kv_heads, head_dim, n_tokens, n_past;
-    enum sl_type type;
+    struct sl_kv_types types;
 } attention_bench[] = {
-    {32, 8, 128, 1, 4095, SL_TYPE_F16},   {32, 8, 128, 1, 32767, SL_TYPE_F16},
-    {32, 8, 128, 1, 32767, SL_TYPE_Q8_0}, {32, 8, 128, 1, 32767, SL_TYPE_Q4_0},
-    {32, 32, 128, 1, 4095, SL_TYPE_F16},  {14, 2, 64, 1, 4095, SL_TYPE_F16},
-    {8, 4, 256, 1, 4095, SL_TYPE_F16},    {32, 8, 128, 512, 0, SL_TYPE_F16},
-    {32, 8, 128, 512, 3584, SL_TYPE_F16}, {32, 8, 128, 512, 3584, SL_TYPE_Q8_0},
+    {32, 8, 128, 1, 4095, {SL_TYPE_F16, SL_TYPE_F16}},
+    {32, 8, 128, 1, 32767, {SL_TYPE_F16, SL_TYPE_F16}},
+    {32, 8, 128, 1, 32767, {SL_TYPE_Q8_0, SL_TYPE_Q8_0}},
+    {32, 8, 128, 1, 32767, {SL_TYPE_Q4_0, SL_TYPE_Q4_0}},
+    {32, 32, 128, 1, 4095, {SL_TYPE_F16, SL_TYPE_F16}},
+    {14, 2, 64, 1, 4095, {SL_TYPE_F16, SL_TYPE_F16}},
+    {8, 4, 256, 1, 4095, {SL_TYPE_F16, SL_TYPE_F16}},
+    {32, 8, 128, 512, 0, {SL_TYPE_F16, SL_TYPE_F16}},
+    {32, 8, 128, 512, 3584, {SL_TYPE_F16, SL_TYPE_F16}},
+    {32, 8, 128, 512, 3584, {SL_TYPE_Q8_0, SL_TYPE_Q8_0}},
+    {32, 8, 128, 1, 32767, {SL_TYPE_Q8_0, SL_TYPE_Q4_0}},
+    {32, 8, 128, 512, 3584, {SL_TYPE_Q4_0, SL_TYPE_Q4_0}},
 };
 
 static bool bench_attention(struct kc_case *c, int index)
@@ -244,7 +253,7 @@ static bool bench_attention(struct kc_case *c, int index)
     o->n_heads = attention_bench[index].n_heads;
     o->kv.n_kv_heads = attention_bench[index].n_kv_heads;
     o->kv.head_dim = attention_bench[index].head_dim;
-    o->kv.type = attention_bench[index].type;
+    o->kv.types = attention_bench[index].types;
     o->scale = 0.088f;
     c->op.n_tokens = attention_bench[index].n_tokens;
     c->n_past = attention_bench[index].n_past;
@@ -268,8 +277,8 @@ bool kc_case_bench(struct kc_case *c, enum sl_op_kind kind, int index)
             .n_heads = 32, .head_dim = 128, .n_rot = 128, .magnitude = 1.0f, .neox = true};
         return index < 2;
     case SL_OP_KV_STORE:
-        c->op.kv_store.kv =
-            (struct sl_kv_view){.type = SL_TYPE_F16, .n_kv_heads = 8, .head_dim = 128};
+        c->op.kv_store.kv = (struct sl_kv_view){
+            .types = {SL_TYPE_F16, SL_TYPE_F16}, .n_kv_heads = 8, .head_dim = 128};
         return index < 2;
     case SL_OP_LINEAR: {
         const int shape = index % COUNT(linear_bench);
@@ -336,18 +345,19 @@ void kc_case_describe(const struct kc_case *c, char *out, size_t bytes)
                       op->rope.head_dim, op->rope.n_rot, op->rope.neox ? " neox" : "");
         break;
     case SL_OP_KV_STORE:
-        n += snprintf(rest, left, " %s heads %d of %d%s past %d sequences %d",
-                      sl_type_name(op->kv_store.kv.type), op->kv_store.kv.n_kv_heads,
-                      op->kv_store.kv.head_dim, op->kv_store.kv.table != NULL ? " paged" : "",
-                      c->n_past, c->n_sequences);
+        n += snprintf(rest, left, " %s/%s heads %d of %d%s past %d sequences %d",
+                      sl_type_name(op->kv_store.kv.types.k), sl_type_name(op->kv_store.kv.types.v),
+                      op->kv_store.kv.n_kv_heads, op->kv_store.kv.head_dim,
+                      op->kv_store.kv.table != NULL ? " paged" : "", c->n_past, c->n_sequences);
         break;
     case SL_OP_ATTENTION:
-        n += snprintf(rest, left, " %s heads %d/%d of %d%s past %d window %d cap %g%s sequences %d",
-                      sl_type_name(op->attention.kv.type), op->attention.n_heads,
-                      op->attention.kv.n_kv_heads, op->attention.kv.head_dim,
-                      op->attention.kv.table != NULL ? " paged" : "", c->n_past,
-                      op->attention.window, (double)op->attention.softcap,
-                      op->attention.sinks != NULL ? " sinks" : "", c->n_sequences);
+        n += snprintf(
+            rest, left, " %s/%s heads %d/%d of %d%s past %d window %d cap %g%s sequences %d",
+            sl_type_name(op->attention.kv.types.k), sl_type_name(op->attention.kv.types.v),
+            op->attention.n_heads, op->attention.kv.n_kv_heads, op->attention.kv.head_dim,
+            op->attention.kv.table != NULL ? " paged" : "", c->n_past, op->attention.window,
+            (double)op->attention.softcap, op->attention.sinks != NULL ? " sinks" : "",
+            c->n_sequences);
         break;
     case SL_OP_ROUTER:
     case SL_OP_EXPERTS:

@@ -240,7 +240,7 @@ static void place_cache(struct kc_layout *l, struct sl_kv_view *kv, int32_t max_
     const int32_t per_sequence = max_pos / SL_KV_BLOCK + 1;
     const int32_t n_blocks = per_sequence * n_sequences;
     const size_t bytes =
-        (size_t)n_blocks * sl_kv_block_bytes(kv->type, kv->n_kv_heads, kv->head_dim);
+        (size_t)n_blocks * sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim);
     kv->table_stride = per_sequence;
     if (kv->table != NULL) {
         int32_t *table = kc_place(l, KC_INPUT, sizeof(int32_t) * (size_t)n_blocks);
@@ -296,8 +296,9 @@ static void place_attention(struct kc_layout *l, struct sl_op *op)
     for (int32_t s = 0; o->kv.data != NULL && s < c->n_sequences; s++) {
         for (int32_t p = 0; p <= max_pos; p++) {
             for (int32_t h = 0; visible(op, s, p) && h < o->kv.n_kv_heads; h++) {
-                fill_row(&l->rng, c->fill, o->kv.type, sl_kv_key(&o->kv, s, p, h), o->kv.head_dim);
-                fill_row(&l->rng, c->fill, o->kv.type, sl_kv_value(&o->kv, s, p, h),
+                fill_row(&l->rng, c->fill, o->kv.types.k, sl_kv_key(&o->kv, s, p, h),
+                         o->kv.head_dim);
+                fill_row(&l->rng, c->fill, o->kv.types.v, sl_kv_value(&o->kv, s, p, h),
                          o->kv.head_dim);
             }
         }

@@ -231,8 +231,8 @@ void kc_case_work(const struct kc_instance *in, double *bytes, double *flops)
             keys += o->pos[t] + 1;
         }
         *flops = 4.0 * keys * o->n_heads * o->kv.head_dim;
-        *bytes = 2.0 * (double)sl_type_row_bytes(o->kv.type, o->kv.head_dim) * o->kv.n_kv_heads *
-                 o->n_kv_max;
+        *bytes = (double)sl_kv_block_bytes(o->kv.types, o->kv.n_kv_heads, o->kv.head_dim) *
+                 o->n_kv_max / SL_KV_BLOCK;
     } else if (op->kind == SL_OP_ROUTER) {
         const struct sl_matrix *w = &op->router.w;
         *bytes = (double)(sl_type_row_bytes(w->type, w->n_cols) * (size_t)w->n_rows);
@@ -245,7 +245,8 @@ void kc_case_work(const struct kc_instance *in, double *bytes, double *flops)
         *bytes = 8.0 * n_tokens * op->rope.n_heads * op->rope.n_rot;
     } else if (op->kind == SL_OP_KV_STORE) {
         const struct sl_kv_view *kv = &op->kv_store.kv;
-        const double row = (double)sl_type_row_bytes(kv->type, kv->head_dim);
-        *bytes = 2.0 * n_tokens * kv->n_kv_heads * (4.0 * kv->head_dim + row);
+        const double token =
+            (double)sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim) / SL_KV_BLOCK;
+        *bytes = n_tokens * (8.0 * kv->n_kv_heads * kv->head_dim + token);
     }
 }

@@ -65,7 +65,7 @@ static void compute(const struct sl_model *model, const struct fixture *x, int s
 {
     struct forward f;
     struct sluice_error err;
-    forward_init(&f, model, x->n_tokens, kv_type);
+    forward_init(&f, model, x->n_tokens, (struct sl_kv_types){kv_type, kv_type});
     for (int at = 0; at < x->n_tokens;) {
         const int n = step > 0 && step < x->n_tokens - at ? step : x->n_tokens - at;
         if (!forward_run(&f, x->tokens + at, n, at, n, logits + (size_t)at * model->hp.n_vocab,

@@ -310,7 +310,10 @@ static void check_ops(const struct sl_model *model)
 {
     for (uint32_t s = 0; s < model->n_shards; s++) {
         struct sl_op ops[SL_SHARD_MAX_OPS];
-        const struct sl_shard_bind bind = {.n_tokens = 3, .n_outputs = 1, .n_kv_max = 3};
+        const struct sl_shard_bind bind = {.kv = {.types = {SL_TYPE_F16, SL_TYPE_F16}},
+                                           .n_tokens = 3,
+                                           .n_outputs = 1,
+                                           .n_kv_max = 3};
         const int n = sl_shard_build(model, &model->shards[s], &bind, ops);
         assert_in_range(n, 1, SL_SHARD_MAX_OPS);
         for (int i = 0; i < n; i++) {

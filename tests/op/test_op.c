@@ -37,7 +37,7 @@ static struct sl_op attention_op(void)
     return (struct sl_op){
         .kind = SL_OP_ATTENTION,
         .n_tokens = 4,
-        .attention = {.kv = {.type = SL_TYPE_F16, .n_kv_heads = 2, .head_dim = 64},
+        .attention = {.kv = {.types = {SL_TYPE_F16, SL_TYPE_F16}, .n_kv_heads = 2, .head_dim = 64},
                       .n_heads = 8,
                       .n_kv_max = 100,
                       .scale = 0.125f}};
@@ -45,9 +45,10 @@ static struct sl_op attention_op(void)
 
 static struct sl_op kv_store_op(void)
 {
-    return (struct sl_op){.kind = SL_OP_KV_STORE,
-                          .n_tokens = 4,
-                          .kv_store.kv = {.type = SL_TYPE_Q8_0, .n_kv_heads = 2, .head_dim = 96}};
+    return (struct sl_op){
+        .kind = SL_OP_KV_STORE,
+        .n_tokens = 4,
+        .kv_store.kv = {.types = {SL_TYPE_Q8_0, SL_TYPE_Q8_0}, .n_kv_heads = 2, .head_dim = 96}};
 }
 
 static void test_valid(void **state)
@@ -97,12 +98,12 @@ static void test_refused(void **state)
     REFUSES(attention_op, attention.n_heads = 7, "7 heads over 2");
     REFUSES(attention_op, attention.kv.head_dim = 100, "head size 100");
     REFUSES(attention_op, attention.kv.head_dim = 288, "head size 288");
-    REFUSES(attention_op, attention.kv.type = SL_TYPE_Q4_K, "Q4_K");
+    REFUSES(attention_op, attention.kv.types.v = SL_TYPE_Q4_K, "Q4_K");
     REFUSES(attention_op, attention.kv.n_kv_heads = 0, "0 KV heads");
     REFUSES(attention_op, attention.n_kv_max = 0, "n_kv_max 0");
     REFUSES(attention_op, attention.window = -1, "window -1");
     REFUSES(attention_op, attention.softcap = INFINITY, "soft-cap inf");
-    REFUSES(kv_store_op, kv_store.kv.type = SL_TYPE_F32, "F32");
+    REFUSES(kv_store_op, kv_store.kv.types.k = SL_TYPE_F32, "F32");
     struct sl_op unknown = {.kind = SL_OP_N_KINDS, .n_tokens = 1};
     struct sluice_error err = {0};
     assert_status(sl_op_validate(&unknown, &err), INTERNAL);
@@ -141,13 +142,15 @@ static void test_kv_addresses(void **state)
     (void)state;
     const int32_t table[] = {4, 2, 9, 7};
     char *const base = (char *)0x10000; /* only computed with */
-    struct sl_kv_view kv = {.data = base, .type = SL_TYPE_Q8_0, .n_kv_heads = 3, .head_dim = 64};
-    const ptrdiff_t row = 2 * 34;
-    const ptrdiff_t block = 2 * 3 * 64 * row;
-    assert_int_equal(sl_kv_block_bytes(SL_TYPE_Q8_0, 3, 64), block);
+    struct sl_kv_view kv = {
+        .data = base, .types = {SL_TYPE_Q8_0, SL_TYPE_Q4_0}, .n_kv_heads = 3, .head_dim = 64};
+    const ptrdiff_t row = 2 * 34, value_row = 2 * 18;
+    const ptrdiff_t block = 3 * 64 * (row + value_row);
+    assert_int_equal(sl_kv_block_bytes(kv.types, 3, 64), block);
     assert_int_equal((char *)sl_kv_key(&kv, 0, 0, 0) - base, 0);
     assert_int_equal((char *)sl_kv_key(&kv, 0, 65, 2) - base, block + (2 * 64 + 1) * row);
-    assert_int_equal((char *)sl_kv_value(&kv, 0, 65, 0) - base, block + (3 * 64 + 1) * row);
+    assert_int_equal((char *)sl_kv_value(&kv, 0, 65, 0) - base, block + 3 * 64 * row + value_row);
+    assert_int_equal((char *)sl_kv_value(&kv, 0, 2, 1) - base, 3 * 64 * row + (64 + 2) * value_row);
     kv.table = table;
     kv.table_stride = 2;
     assert_int_equal((char *)sl_kv_key(&kv, 0, 63, 0) - base, 4 * block + 63 * row);

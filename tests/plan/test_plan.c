@@ -102,7 +102,7 @@ static struct sl_plan_options plan_options(uint64_t budget, enum sl_strategy str
                                     .max_ubatch = ubatch,
                                     .max_outputs = 3,
                                     .page_bytes = PAGE,
-                                    .kv_type = SL_TYPE_F16,
+                                    .kv_types = {SL_TYPE_F16, SL_TYPE_F16},
                                     .strategy = strategy};
 }
 
@@ -116,8 +116,8 @@ static size_t up(size_t n)
 static size_t kv_bytes(const struct sl_model *model, int32_t n_ctx)
 {
     const size_t blocks = ((size_t)n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
-    return blocks * sl_kv_block_bytes(SL_TYPE_F16, (int32_t)model->hp.n_kv_heads,
-                                      (int32_t)model->hp.head_dim);
+    return blocks * sl_kv_block_bytes((struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16},
+                                      (int32_t)model->hp.n_kv_heads, (int32_t)model->hp.head_dim);
 }
 
 static bool kv_on_host(const struct sl_plan *plan, const struct sl_shard *shard)
@@ -577,6 +577,8 @@ static void test_options(void **state)
         {{.n_ctx = 10, .max_outputs = 0}, "output"},
         {{.n_ctx = 10, .max_outputs = 1, .max_ubatch = -1}, "micro-batch -1"},
         {{.n_ctx = 10, .max_outputs = 1, .strategy = SL_N_STRATEGIES}, "strategy"},
+        {{.n_ctx = 10, .max_outputs = 1, .kv_types = {SL_TYPE_F16, SL_TYPE_Q4_K}}, "Q4_K"},
+        {{.n_ctx = 10, .max_outputs = 1, .kv_types = {SL_TYPE_F32, SL_TYPE_F16}}, "F32"},
     };
     struct sl_profile profile;
     make_profile(MACHINE_TYPICAL, &profile);

@@ -151,7 +151,8 @@ static double attention_ns(const struct sl_profile *p, int32_t n_tokens, int32_t
                            int32_t window)
 {
     struct sl_op op = {.kind = SL_OP_ATTENTION, .n_tokens = n_tokens};
-    op.attention.kv = (struct sl_kv_view){.type = SL_TYPE_F16, .n_kv_heads = 2, .head_dim = 64};
+    op.attention.kv =
+        (struct sl_kv_view){.types = {SL_TYPE_F16, SL_TYPE_F16}, .n_kv_heads = 2, .head_dim = 64};
     op.attention.n_heads = 8;
     op.attention.window = window;
     return sl_profile_op_ns(p, SL_UNIT_CPU, &op, depth);

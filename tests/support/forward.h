@@ -14,7 +14,7 @@
 
 struct forward {
     const struct sl_model *model;
-    enum sl_type kv_type;
+    struct sl_kv_types kv_types;
     size_t kv_layer_bytes;
     char *kv;
     int32_t n_ctx; /* positions that the cache holds */
@@ -24,12 +24,13 @@ struct forward {
 };
 
 static inline void forward_init(struct forward *f, const struct sl_model *model, int32_t n_ctx,
-                                enum sl_type kv_type)
+                                struct sl_kv_types kv_types)
 {
     const int32_t n_blocks = (n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
-    *f = (struct forward){.model = model, .kv_type = kv_type, .n_ctx = n_blocks * SL_KV_BLOCK};
-    f->kv_layer_bytes = (size_t)n_blocks * sl_kv_block_bytes(kv_type, (int32_t)model->hp.n_kv_heads,
-                                                             (int32_t)model->hp.head_dim);
+    *f = (struct forward){.model = model, .kv_types = kv_types, .n_ctx = n_blocks * SL_KV_BLOCK};
+    f->kv_layer_bytes =
+        (size_t)n_blocks *
+        sl_kv_block_bytes(kv_types, (int32_t)model->hp.n_kv_heads, (int32_t)model->hp.head_dim);
     f->kv = calloc(model->hp.n_layers, f->kv_layer_bytes);
 }
 
@@ -51,10 +52,11 @@ static inline void forward_bind_weights(struct sl_shard_bind *bind, const struct
 static inline bool forward_validate(const struct sl_op *op, struct sluice_error *err)
 {
     struct sl_op checked = *op;
-    if (op->kind == SL_OP_KV_STORE && op->kv_store.kv.type == SL_TYPE_F32) {
-        checked.kv_store.kv.type = SL_TYPE_F16;
-    } else if (op->kind == SL_OP_ATTENTION && op->attention.kv.type == SL_TYPE_F32) {
-        checked.attention.kv.type = SL_TYPE_F16;
+    struct sl_kv_types *types = op->kind == SL_OP_KV_STORE    ? &checked.kv_store.kv.types
+                                : op->kind == SL_OP_ATTENTION ? &checked.attention.kv.types
+                                                              : NULL;
+    if (types != NULL && types->k == SL_TYPE_F32 && types->v == SL_TYPE_F32) {
+        *types = (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16};
     }
     return sl_op_validate(&checked, err) == SLUICE_STATUS_OK;
 }
@@ -87,7 +89,7 @@ static inline bool forward_run(struct forward *f, const int32_t *tokens, int32_t
         forward_bind_weights(&bind, shard);
         if (shard->kind == SL_SHARD_ATTENTION) {
             bind.kv.data = f->kv + (size_t)shard->layer * f->kv_layer_bytes;
-            bind.kv.type = f->kv_type;
+            bind.kv.types = f->kv_types;
         }
         struct sl_op ops[SL_SHARD_MAX_OPS];
         const int n_ops = sl_shard_build(model, shard, &bind, ops);

@@ -35,7 +35,8 @@ static sl_attn_args make_args(const struct sl_op *op)
     a.n_splits = 1;
     a.q_scale = p->softcap > 0.0f ? p->scale / p->softcap : p->scale * SL_LOG2E;
     a.cap_log2 = p->softcap * SL_LOG2E;
-    a.q4 = p->kv.type == SL_TYPE_Q4_0;
+    a.kv_type[0] = p->kv.types.k;
+    a.kv_type[1] = p->kv.types.v;
     return a;
 }
 
@@ -43,9 +44,10 @@ extern "C" int sl_cuda_attention(cudaStream_t stream, const struct sl_op *op, vo
                                  size_t scratch_bytes, const struct sl_cuda_props *props)
 {
     sl_attn_args a = make_args(op);
-    const bool quantized = op->attention.kv.type != SL_TYPE_F16;
+    const bool half_keys = a.kv_type[0] == SL_TYPE_F16, half_values = a.kv_type[1] == SL_TYPE_F16;
+    const bool quantized = !half_keys || !half_values;
     if (!sl_is_aligned(a.q, 16) || !sl_is_aligned(a.y, 16) ||
-        !sl_is_aligned(a.kv.data, quantized ? 2 : 16)) {
+        !sl_is_aligned(a.kv.data, half_keys || half_values ? 16 : 2)) {
         return SL_CUDA_UNSUPPORTED;
     }
     const int max_splits =

@@ -26,8 +26,8 @@ struct sl_attn_args {
     int window;
     int n_splits;
     float q_scale;
-    float cap_log2; /* soft-cap times log2(e); 0: none */
-    bool q4;        /* quantized cache: Q4_0, else Q8_0 */
+    float cap_log2;          /* soft-cap times log2(e); 0: none */
+    enum sl_type kv_type[2]; /* keys, values */
 };
 
 /* attention_decode.cu, attention_prefill.cu: fill in n_splits (at most max_splits) and launch. */

@@ -14,9 +14,9 @@ struct sl_attn_shape {
     static constexpr int WM = WM_; /* warps along rows, 16 rows each */
     static constexpr int WN = WN_; /* warps along positions, NB each */
     static constexpr int NB = NB_;
-    static constexpr int R = R_;                /* ring slots, a power of two */
-    static constexpr bool Q_SHARED = Q_SHARED_; /* Q in shared memory instead of registers */
-    static constexpr bool QUANTIZED = QUANTIZED_;
+    static constexpr int R = R_;                  /* ring slots, a power of two */
+    static constexpr bool Q_SHARED = Q_SHARED_;   /* Q in shared memory instead of registers */
+    static constexpr bool QUANTIZED = QUANTIZED_; /* keys, values or both */
     static constexpr int ROWS = 16 * WM;
     static constexpr int BN = NB * WN;
     static constexpr int THREADS = SL_WARP * WM * WN;
@@ -171,9 +171,8 @@ template <class S> struct sl_attn_feed {
     __device__ __forceinline__ void copy(const sl_attn_args &a, int is_value)
     {
         const int pos0 = (first_tile + item / 2) * S::BN + first_row;
-        const int head = is_value ? kv_head + a.kv.n_kv_heads : kv_head;
-        const char *src =
-            sl_cuda_kv_head(a.kv, block, head) + (pos0 % SL_KV_BLOCK) * a.kv.row_bytes;
+        const char *src = sl_cuda_kv_row(a.kv, block, is_value, kv_head, pos0 % SL_KV_BLOCK);
+        const enum sl_type type = S::QUANTIZED ? a.kv_type[is_value] : SL_TYPE_F16;
         const uint32_t slot = ring + (item & (S::R - 1)) * S::SLOT_BYTES;
         constexpr int n_threads = SL_WARP * S::WM;
         constexpr int n_chunks = S::NB * S::CHUNKS;
@@ -186,15 +185,16 @@ template <class S> struct sl_attn_feed {
             const int chunk = at % S::CHUNKS;
             const uint32_t dst = slot + sl_attn_swizzle<S::D>(row, chunk);
             const bool valid = pos0 + row >= kv_begin && pos0 + row < kv_end;
-            if constexpr (S::QUANTIZED) {
-                uint4 v = make_uint4(0, 0, 0, 0);
-                if (valid) {
-                    v = sl_attn_unpack(src + row * a.kv.row_bytes, chunk, a.q4);
-                }
-                sl_store_shared_16(dst, v);
-            } else {
+            if (type == SL_TYPE_F16) {
                 sl_copy_async_16(dst, src + at * 16, valid);
+                continue;
             }
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (valid) {
+                v = sl_attn_unpack(src + row * a.kv.row_bytes[is_value], chunk,
+                                   type == SL_TYPE_Q4_0);
+            }
+            sl_store_shared_16(dst, v);
         }
     }
 };

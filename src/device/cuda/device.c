@@ -284,9 +284,9 @@ static const char *op_type_name(const struct sl_op *op)
     case SL_OP_LINEAR:
         return sl_type_name(op->linear.part[0].w.type);
     case SL_OP_KV_STORE:
-        return sl_type_name(op->kv_store.kv.type);
+        return sl_type_name(op->kv_store.kv.types.k);
     case SL_OP_ATTENTION:
-        return sl_type_name(op->attention.kv.type);
+        return sl_type_name(op->attention.kv.types.k);
     case SL_OP_ROUTER:
         return sl_type_name(op->router.w.type);
     case SL_OP_EXPERTS:

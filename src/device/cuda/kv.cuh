@@ -14,8 +14,8 @@ struct sl_cuda_kv {
     char *data;
     const int32_t *table;
     int64_t block_bytes;
-    int32_t head_bytes; /* SL_KV_BLOCK rows of one head */
-    int32_t row_bytes;
+    int64_t values_offset; /* of the values in a block */
+    int32_t row_bytes[2];  /* keys, values */
     int32_t table_stride;
     int32_t n_kv_heads;
 };
@@ -37,9 +37,11 @@ static inline sl_cuda_kv sl_cuda_kv_make(const struct sl_kv_view *view)
     sl_cuda_kv kv;
     kv.data = (char *)view->data;
     kv.table = view->table;
-    kv.row_bytes = sl_cuda_kv_row_bytes(view->type, view->head_dim);
-    kv.head_bytes = kv.row_bytes * SL_KV_BLOCK;
-    kv.block_bytes = 2 * (int64_t)view->n_kv_heads * kv.head_bytes;
+    kv.row_bytes[0] = sl_cuda_kv_row_bytes(view->types.k, view->head_dim);
+    kv.row_bytes[1] = sl_cuda_kv_row_bytes(view->types.v, view->head_dim);
+    const int64_t n_rows = (int64_t)view->n_kv_heads * SL_KV_BLOCK; /* of keys in a block */
+    kv.values_offset = n_rows * kv.row_bytes[0];
+    kv.block_bytes = kv.values_offset + n_rows * kv.row_bytes[1];
     kv.table_stride = view->table_stride;
     kv.n_kv_heads = view->n_kv_heads;
     return kv;
@@ -52,11 +54,12 @@ static __device__ __forceinline__ int32_t sl_cuda_kv_block(const sl_cuda_kv &kv,
     return kv.table != nullptr ? kv.table[(int64_t)seq * kv.table_stride + index] : index;
 }
 
-/* First byte of the 64 rows of a head in a physical block; values: head + n_kv_heads. */
-static __device__ __forceinline__ char *sl_cuda_kv_head(const sl_cuda_kv &kv, int32_t block,
-                                                        int32_t head)
+/* Row `row` of a head in a physical block; side: 0 keys, 1 values. */
+static __device__ __forceinline__ char *sl_cuda_kv_row(const sl_cuda_kv &kv, int32_t block,
+                                                       int side, int32_t head, int32_t row)
 {
-    return kv.data + block * kv.block_bytes + (int64_t)head * kv.head_bytes;
+    const int64_t first = block * kv.block_bytes + (side != 0 ? kv.values_offset : 0);
+    return kv.data + first + (int64_t)(head * SL_KV_BLOCK + row) * kv.row_bytes[side];
 }
 
 #endif

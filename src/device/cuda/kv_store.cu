@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Append keys and values [n_tokens, n_kv_heads, head_dim] to the cache, rounded to its type.
- * blockIdx.y: 0 keys, 1 values.
+ * Keys and values of one type go in one launch, blockIdx.y telling them apart.
  *
  * F16: a thread rounds eight elements and writes them with one 16-byte store. Q8_0 and Q4_0: a
  * warp packs one block of 32 elements, a lane an element, with the roundings of the scalar
@@ -23,8 +23,14 @@ struct store_args {
     uint32_t pieces_per_row;   /* pieces of a head's row: what a thread or a warp packs */
     uint32_t pieces_per_token; /* n_kv_heads * pieces_per_row */
     uint32_t n_pieces;
-    bool wide; /* sources allow 16-byte loads */
+    int first_side; /* of blockIdx.y 0: 0 keys, 1 values */
+    bool wide;      /* sources allow 16-byte loads */
 };
+
+static __device__ __forceinline__ int my_side(const store_args &a)
+{
+    return a.first_side + (int)blockIdx.y;
+}
 
 /* The row that piece `index` goes to; *piece is its place in the row. */
 static __device__ __forceinline__ char *target_row(const store_args &a, uint32_t index,
@@ -37,9 +43,7 @@ static __device__ __forceinline__ char *target_row(const store_args &a, uint32_t
     const int32_t pos = a.pos[token];
     const int32_t seq = a.seq != nullptr ? a.seq[token] : 0;
     const int32_t block = sl_cuda_kv_block(a.kv, seq, pos / SL_KV_BLOCK);
-    const int32_t first = blockIdx.y == 0 ? 0 : a.kv.n_kv_heads;
-    return sl_cuda_kv_head(a.kv, block, first + (int32_t)head) +
-           (pos % SL_KV_BLOCK) * a.kv.row_bytes;
+    return sl_cuda_kv_row(a.kv, block, my_side(a), (int32_t)head, pos % SL_KV_BLOCK);
 }
 
 static __global__ void __launch_bounds__(STORE_THREADS) store_f16_kernel(const store_args a)
@@ -51,7 +55,7 @@ static __global__ void __launch_bounds__(STORE_THREADS) store_f16_kernel(const s
     uint32_t piece;
     char *row = target_row(a, index, &piece);
     /* Pieces lie in the source in the order of their index. */
-    const float *src = (blockIdx.y == 0 ? a.k : a.v) + (int64_t)index * F16_ITEMS;
+    const float *src = (my_side(a) == 0 ? a.k : a.v) + (int64_t)index * F16_ITEMS;
     float v[F16_ITEMS];
     if (a.wide) {
         const float4 low = reinterpret_cast<const float4 *>(src)[0];
@@ -105,7 +109,7 @@ static __global__ void __launch_bounds__(STORE_THREADS) store_quantized_kernel(c
     }
     uint32_t piece;
     char *row = target_row(a, index, &piece);
-    const float x = (blockIdx.y == 0 ? a.k : a.v)[(int64_t)index * QK + lane];
+    const float x = (my_side(a) == 0 ? a.k : a.v)[(int64_t)index * QK + lane];
     const float extreme = warp_extreme(x);
     if constexpr (TYPE == SL_TYPE_Q8_0) {
         /* 2 bytes of scale, 32 signed bytes */
@@ -132,18 +136,19 @@ static __global__ void __launch_bounds__(STORE_THREADS) store_quantized_kernel(c
     }
 }
 
-extern "C" int sl_cuda_kv_store(cudaStream_t stream, const struct sl_op *op,
-                                const struct sl_cuda_props *props)
+/* Queue n_sides sides from `first_side` on, all of one type. */
+static int store_sides(cudaStream_t stream, const struct sl_op *op, enum sl_type type,
+                       int first_side, int n_sides)
 {
-    (void)props;
     const struct sl_op_kv_store *p = &op->kv_store;
-    const bool f16 = p->kv.type == SL_TYPE_F16;
+    const bool f16 = type == SL_TYPE_F16;
     store_args a;
     a.k = p->k;
     a.v = p->v;
     a.pos = p->pos;
     a.seq = p->seq;
     a.kv = sl_cuda_kv_make(&p->kv);
+    a.first_side = first_side;
     a.pieces_per_row = (uint32_t)p->kv.head_dim / (f16 ? F16_ITEMS : QK);
     a.wide = sl_is_aligned(p->k, 16) && sl_is_aligned(p->v, 16);
     const int64_t per_token = (int64_t)p->kv.n_kv_heads * a.pieces_per_row;
@@ -155,8 +160,8 @@ extern "C" int sl_cuda_kv_store(cudaStream_t stream, const struct sl_op *op,
     a.n_pieces = (uint32_t)n_pieces;
 
     const int per_block = f16 ? STORE_THREADS : STORE_THREADS / SL_WARP;
-    const dim3 grid((unsigned)sl_div_up(n_pieces, per_block), 2);
-    switch (p->kv.type) {
+    const dim3 grid((unsigned)sl_div_up(n_pieces, per_block), (unsigned)n_sides);
+    switch (type) {
     case SL_TYPE_F16:
         SL_QUEUE(store_f16_kernel, grid, STORE_THREADS, 0, stream, a);
         break;
@@ -170,4 +175,16 @@ extern "C" int sl_cuda_kv_store(cudaStream_t stream, const struct sl_op *op,
         return SL_CUDA_UNSUPPORTED;
     }
     return sl_launch_result();
+}
+
+extern "C" int sl_cuda_kv_store(cudaStream_t stream, const struct sl_op *op,
+                                const struct sl_cuda_props *props)
+{
+    (void)props;
+    const struct sl_kv_types types = op->kv_store.kv.types;
+    if (types.k == types.v) {
+        return store_sides(stream, op, types.k, 0, 2);
+    }
+    const int result = store_sides(stream, op, types.k, 0, 1);
+    return result != 0 ? result : store_sides(stream, op, types.v, 1, 1);
 }

@@ -110,7 +110,7 @@ static enum sluice_status check_kv_view(const struct sl_sim_device *sim, const s
     SL_TRY(check_part(sim, op, "sequences", seq, index_bytes, true, err));
     SL_TRY(check_part(sim, op, "block table", kv->table, sizeof(int32_t), true, err));
     return check_part(sim, op, "KV cache", kv->data,
-                      sl_kv_block_bytes(kv->type, kv->n_kv_heads, kv->head_dim), false, err);
+                      sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim), false, err);
 }
 
 static enum sluice_status check_kv_store(const struct sl_sim_device *sim, const struct sl_op *op,
@@ -227,7 +227,7 @@ static enum sluice_status check_block(const struct sl_sim_device *sim, const str
                  "%s: the table has no block for position %d of sequence %d", name, pos, seq);
     }
     return check_part(sim, op, "KV block", sl_kv_block(kv, seq, pos),
-                      sl_kv_block_bytes(kv->type, kv->n_kv_heads, kv->head_dim), false, err);
+                      sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim), false, err);
 }
 
 /* What the table says of one expert, in all three matrices alike. */
