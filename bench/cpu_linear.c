@@ -21,6 +21,7 @@
 #include "cpu/cpu.h"
 #include "cpu/kernels.h"
 #include "op/op.h"
+#include "read_memory.h"
 
 struct options {
     int64_t rows, cols, bytes;
@@ -38,7 +39,7 @@ struct bench {
     int n_matrices;
     float *x, *y;
     void *scratch;
-    uint64_t sink[64];
+    struct read_memory read;
 };
 
 static const enum sl_type types[] = {
@@ -53,28 +54,6 @@ static int usage(void)
           "                  [--level NAME] [--bytes N] [--ms N]\n",
           stderr);
     return 2;
-}
-
-typedef uint64_t vector __attribute__((vector_size(32)));
-
-/* Sum of a thread's share of the weights, as independent chains of vectors. */
-static void read_all(void *arg, int thread, int n_threads)
-{
-    struct bench *b = arg;
-    const size_t n = b->matrix_bytes * (size_t)b->n_matrices / 256 / (size_t)n_threads;
-    const vector *p = (const vector *)(void *)b->weights + 8 * n * (size_t)thread;
-    vector sums[8] = {{0}};
-    for (size_t i = 0; i < n; i++) {
-        for (size_t k = 0; k < 8; k++) {
-            if (k % 2 == 0) {
-                __builtin_prefetch(p + 8 * i + k + 128);
-            }
-            sums[k] += p[8 * i + k];
-        }
-    }
-    for (int k = 0; k < 8; k++) {
-        b->sink[thread % 64] += sums[k][0] + sums[k][1] + sums[k][2] + sums[k][3];
-    }
 }
 
 static void products(struct bench *b, int n_tokens, int matrix)
@@ -101,7 +80,7 @@ static double time_once(struct bench *b, int what, int turn)
             products(b, 1, i);
         }
     } else if (what == 1) {
-        sl_pool_run(b->pool, read_all, b);
+        sl_pool_run(b->pool, read_memory, &b->read);
     } else {
         products(b, b->o.tokens, turn % b->n_matrices);
     }
@@ -136,6 +115,8 @@ static bool prepare(struct bench *b)
     b->matrix_bytes = row_bytes * (size_t)b->o.rows;
     b->n_matrices = (int)((size_t)b->o.bytes / b->matrix_bytes) + 1;
     b->weights = sl_alloc_aligned(SL_MEM_CPU, b->matrix_bytes * (size_t)b->n_matrices, 64);
+    b->read =
+        (struct read_memory){.data = b->weights, .bytes = b->matrix_bytes * (size_t)b->n_matrices};
     if (b->weights == NULL || !sl_quantize_row(b->type, b->x, b->weights, b->o.cols)) {
         return false;
     }
@@ -199,8 +180,8 @@ static bool parse(struct options *o, int argc, char **argv)
             return false;
         }
     }
-    return o->rows > 0 && o->cols > 0 && o->threads > 0 && o->threads <= 64 && o->tokens > 0 &&
-           o->bytes >= 0 && o->ms > 0;
+    return o->rows > 0 && o->cols > 0 && o->threads > 0 && o->threads <= READ_MEMORY_MAX_THREADS &&
+           o->tokens > 0 && o->bytes >= 0 && o->ms > 0;
 }
 
 int main(int argc, char **argv)
