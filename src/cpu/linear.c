@@ -72,18 +72,32 @@ void sl_linear_run(const struct sl_linear_call *c)
     }
 }
 
-void sl_cpu_linear(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch,
-                   void *thread_scratch, struct sl_pool *pool_or_null, int thread, int n_threads)
+static void run_op(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch, void *own,
+                   struct sl_pool *pool, int thread, int n_threads, bool exact)
 {
     const struct sl_linear_call call = {
         .kernels = sl_cpu_linear_kernels(k->level),
         .op = &op->linear,
         .n_tokens = op->n_tokens,
         .scratch = scratch,
-        .own = thread_scratch,
-        .pool = pool_or_null,
+        .own = own,
+        .pool = pool,
         .thread = thread,
         .n_threads = n_threads,
+        .exact = exact,
     };
     sl_linear_run(&call);
+}
+
+void sl_cpu_linear(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch,
+                   void *thread_scratch, struct sl_pool *pool_or_null, int thread, int n_threads)
+{
+    run_op(k, op, scratch, thread_scratch, pool_or_null, thread, n_threads, false);
+}
+
+void sl_cpu_linear_exact(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch,
+                         void *thread_scratch, struct sl_pool *pool_or_null, int thread,
+                         int n_threads)
+{
+    run_op(k, op, scratch, thread_scratch, pool_or_null, thread, n_threads, true);
 }

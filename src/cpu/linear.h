@@ -21,4 +21,10 @@ const struct sl_cpu_linear_kernels *sl_cpu_linear_kernels(enum sl_cpu_level leve
 void sl_cpu_linear(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch,
                    void *thread_scratch, struct sl_pool *pool_or_null, int thread, int n_threads);
 
+/* The same, but activations stay floats where the weights are F32, F16 or BF16: for choices that
+ * must not depend on rounding (routers). */
+void sl_cpu_linear_exact(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch,
+                         void *thread_scratch, struct sl_pool *pool_or_null, int thread,
+                         int n_threads);
+
 #endif

@@ -41,6 +41,17 @@ INLINE void transpose_rows(struct sl_linear_panel *panel, int n_vectors, bool gr
     }
 }
 
+/* While a row is unpacked, the same columns of a later row are fetched, so that few tokens, which
+ * leave little time between panels, still find their weights in the cache. */
+#define PANEL_FETCH_ROWS 8
+
+INLINE void fetch_segment(const uint8_t *p, size_t bytes)
+{
+    for (size_t at = 0; at < bytes + 63; at += 64) {
+        prefetch(p + at);
+    }
+}
+
 /* Rows from n_rows on: no level matters where the scale is zero, but let none be indeterminate. */
 static void clear_rows(struct sl_linear_panel *panel, int n_rows)
 {
@@ -59,6 +70,8 @@ INLINE void build_groups(load_group_fn *load, size_t block_bytes, bool with_m, c
     const int n_blocks = n_cols / 32;
     const int n_groups = (n_blocks + GROUP_BLOCKS - 1) / GROUP_BLOCKS;
     for (int r = 0; r < n_rows; r++) {
+        fetch_segment(w + (size_t)(r + PANEL_FETCH_ROWS) * row_bytes,
+                      (size_t)n_blocks * block_bytes);
         for (int g = 0; g < n_groups; g++) {
             const uint8_t *p = w + (size_t)r * row_bytes + (size_t)(g * GROUP_BLOCKS) * block_bytes;
             const int left = n_blocks - g * GROUP_BLOCKS;
@@ -89,6 +102,8 @@ INLINE void build_supers(load_super_fn *load, size_t block_bytes, bool with_m, b
     const int n_vectors = 256 / V_BYTES;
     const int step = group16 ? 1 : 2;
     for (int r = 0; r < n_rows; r++) {
+        fetch_segment(w + (size_t)(r + PANEL_FETCH_ROWS) * row_bytes,
+                      (size_t)(n_cols / 256) * block_bytes);
         for (int b = 0; b < n_cols / 256; b++) {
             const struct super v = load(w + (size_t)r * row_bytes + (size_t)b * block_bytes);
             float d[16], m[16];
@@ -209,28 +224,33 @@ INLINE void tile_body(const struct sl_linear_panel *panel, const struct sl_linea
     }
 }
 
+#if BYTES_TOKENS == 6
+#define TOKEN_CASES(CASE, ...)                                                                     \
+    CASE(1, __VA_ARGS__)                                                                           \
+    CASE(2, __VA_ARGS__)                                                                           \
+    CASE(3, __VA_ARGS__)                                                                           \
+    CASE(4, __VA_ARGS__)                                                                           \
+    CASE(5, __VA_ARGS__)                                                                           \
+    CASE(6, __VA_ARGS__)
+#else
+#define TOKEN_CASES(CASE, ...)                                                                     \
+    CASE(1, __VA_ARGS__)                                                                           \
+    CASE(2, __VA_ARGS__)                                                                           \
+    CASE(3, __VA_ARGS__)                                                                           \
+    CASE(4, __VA_ARGS__)
+#endif
+
 #define TILE_CASE(n, with_m, group16, add)                                                         \
     case n:                                                                                        \
         tile_body(panel, x, n, n_cols, y, stride, with_m, group16, add);                           \
         break;
-#if BYTES_TOKENS == 6
-#define TILE_CASES(...)                                                                            \
-    TILE_CASE(1, __VA_ARGS__)                                                                      \
-    TILE_CASE(2, __VA_ARGS__)                                                                      \
-    TILE_CASE(3, __VA_ARGS__)                                                                      \
-    TILE_CASE(4, __VA_ARGS__) TILE_CASE(5, __VA_ARGS__) TILE_CASE(6, __VA_ARGS__)
-#else
-#define TILE_CASES(...)                                                                            \
-    TILE_CASE(1, __VA_ARGS__)                                                                      \
-    TILE_CASE(2, __VA_ARGS__) TILE_CASE(3, __VA_ARGS__) TILE_CASE(4, __VA_ARGS__)
-#endif
 
 #define TILE_FUNCTION(name, with_m, group16, add)                                                  \
     static void name(const void *panel, const void *x, int n_tokens, int n_cols, float *y,         \
                      int64_t stride)                                                               \
     {                                                                                              \
         switch (n_tokens) {                                                                        \
-            TILE_CASES(with_m, group16, add)                                                       \
+            TOKEN_CASES(TILE_CASE, with_m, group16, add)                                           \
         }                                                                                          \
     }
 

@@ -61,11 +61,12 @@ struct sl_linear_rows_kernels {
  * columns of consecutive rows. A panel meets tiles of tokens. */
 enum sl_linear_panel_kind {
     SL_LINEAR_BYTES,   /* 8-bit levels, 4 columns a lane; activations packed to 8 bits */
+    SL_LINEAR_WORDS,   /* 16-bit integers, 2 columns a lane; activations packed to 16 bits */
     SL_LINEAR_FLOATS,  /* floats, 1 column a lane; activations as they are */
     SL_LINEAR_BFLOATS, /* bfloats, 2 columns a lane; activations rounded to bfloats */
 };
 #define SL_LINEAR_MAX_PANEL_ROWS 32
-#define SL_LINEAR_BYTES_COLS 768 /* most columns of a panel; whole super-blocks */
+#define SL_LINEAR_BYTES_COLS 768 /* most columns of a panel; half of it with words */
 #define SL_LINEAR_FLOATS_STEPS 128
 /* Not a power of two, or the rows of a tile would share their cache sets. */
 #define SL_LINEAR_FLOATS_STRIDE (SL_LINEAR_FLOATS_STEPS + 16)
@@ -78,7 +79,7 @@ struct sl_linear_correction {
     bool group16; /* scales and minimums of 16 columns, else of 32 */
 };
 
-/* Byte panel. Scales and minimums: [columns / 16 or 32][panel_rows]. */
+/* Panel of bytes or words. Scales and minimums: [columns / 16 or 32][panel_rows]. */
 struct sl_linear_panel {
     uint8_t q[SL_LINEAR_BYTES_COLS * SL_LINEAR_MAX_PANEL_ROWS];
     float d[SL_LINEAR_BYTES_COLS / 16 * SL_LINEAR_MAX_PANEL_ROWS];
@@ -88,7 +89,7 @@ struct sl_linear_panel {
 
 /* The columns of a panel for one tile of tokens. */
 struct sl_linear_tile {
-    const int8_t *q; /* [columns / 32][tokens][32] */
+    const int8_t *q; /* [columns / 32][tokens][32], bytes or words */
     const float *d;  /* [columns / 32][tokens] */
     /* [columns / 16 or 32][tokens]: -offset times the sums (int32), or the sums times the scales
      * (float) where the type has minimums. */
@@ -103,11 +104,11 @@ typedef void sl_linear_tile_fn(const void *panel, const void *x, int n_tokens, i
 struct sl_linear_panel_type {
     enum sl_linear_panel_kind kind;
     struct sl_linear_correction correction; /* of bytes */
-    /* Unpack n_rows <= panel_rows rows (the others become zero) from column 0 of `w` on. n_cols is
-     * at most SL_LINEAR_BYTES_COLS, a multiple of 256 but at the end of a row. */
-    void (*build_bytes)(const uint8_t *w, size_t row_bytes, int n_rows, int n_cols,
-                        struct sl_linear_panel *panel);
-    sl_linear_tile_fn *tile_bytes; /* panel: struct sl_linear_panel, x: struct sl_linear_tile */
+    /* For bytes and words. Unpack n_rows <= panel_rows rows (the others become zero) from column 0
+     * of `w` on. n_cols is whole 32s, and whole 256s (words: 128s) but at the end of a row. */
+    void (*build)(const uint8_t *w, size_t row_bytes, int n_rows, int n_cols,
+                  struct sl_linear_panel *panel);
+    sl_linear_tile_fn *tile; /* panel: struct sl_linear_panel, x: struct sl_linear_tile */
 };
 
 /* n_cols (whole 32s) of n_tokens tokens, `stride` floats apart, as the arrays of a tile. */
@@ -115,6 +116,8 @@ typedef void sl_linear_pack_bytes_fn(const float *x, int64_t stride, int n_token
                                      int8_t *q, float *d,
                                      const struct sl_linear_correction *corrections,
                                      void *const *sums, int n_corrections);
+typedef void sl_linear_pack_words_fn(const float *x, int64_t stride, int n_tokens, int64_t n_cols,
+                                     int16_t *q, float *d);
 /* To bfloats, [pair of columns][tokens]; a missing last column is zero. */
 typedef void sl_linear_pack_bfloats_fn(const float *x, int64_t stride, int n_tokens, int64_t n_cols,
                                        void *dst);
@@ -130,10 +133,11 @@ typedef void sl_linear_activate_fn(enum sl_activation activation, const float *g
 
 struct sl_linear_panel_kernels {
     int panel_rows;
-    int bytes_tokens;                         /* tokens of a tile */
+    int bytes_tokens;                         /* tokens of a tile, bytes or words */
     int floats_tokens;                        /* the same with floats or bfloats */
     const struct sl_linear_panel_type *types; /* by type */
     sl_linear_pack_bytes_fn *pack_bytes;
+    sl_linear_pack_words_fn *pack_words; /* where there are types of words */
     sl_linear_build_floats_fn *build_floats;
     /* Tiles are [tokens][SL_LINEAR_FLOATS_STRIDE] floats, or [pair of columns][tokens] of
      * bfloats. */
@@ -168,6 +172,7 @@ struct sl_linear_call {
     char *own;     /* of this thread */
     struct sl_pool *pool;
     int thread, n_threads;
+    bool exact; /* activations stay floats where the weights are floats, halves or bfloats */
 };
 
 /* Activations packed for panels: tile by tile; inside a tile as in struct sl_linear_tile. */
@@ -177,7 +182,8 @@ struct sl_linear_packed {
     float *d;
     struct sl_linear_correction corrections[SL_LINEAR_MAX_PARTS];
     void *sums[SL_LINEAR_MAX_PARTS];
-    int n_corrections;
+    int n_corrections; /* 0: not bytes */
+    bool words;
     char *bfloats;
 };
 

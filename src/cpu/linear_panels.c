@@ -7,7 +7,8 @@
  * unpacked form. While a panel is used, the memory of the next is fetched.
  *
  * Scratch of the team: packed bytes, scales, and one array of sums for each kind of correction
- * among the parts (at most 1 + 1/8 + 4 * 1/4 bytes an activation); or 2 bytes each as bfloats.
+ * among the parts (at most 1 + 1/8 + 4 * 1/4 bytes an activation); or words and scales
+ * (2 + 1/8), or 2 bytes each as bfloats.
  */
 #include <string.h>
 
@@ -52,16 +53,21 @@ static const struct sl_linear_panel_type *panel_type(const struct sl_linear_call
     return &c->kernels->panels->types[c->op->part[part].w.type];
 }
 
-/* Bfloats and bytes together would not fit the scratch: then bfloats are treated as floats. */
+/* Two packed forms together would not fit the scratch: then words and bfloats are treated as
+ * floats. So they are where the caller wants it, and words where columns are no whole scales. */
 static enum sl_linear_panel_kind panel_kind(const struct sl_linear_call *c, int part)
 {
     const enum sl_linear_panel_kind kind = panel_type(c, part)->kind;
-    for (int i = 0; kind == SL_LINEAR_BFLOATS && i < c->op->n_parts; i++) {
-        if (panel_type(c, i)->kind == SL_LINEAR_BYTES) {
-            return SL_LINEAR_FLOATS;
-        }
+    if (kind != SL_LINEAR_WORDS && kind != SL_LINEAR_BFLOATS) {
+        return kind;
     }
-    return kind;
+    bool mixed = false;
+    for (int i = 0; i < c->op->n_parts; i++) {
+        const enum sl_linear_panel_kind other = panel_type(c, i)->kind;
+        mixed = mixed || (other != kind && other != SL_LINEAR_FLOATS);
+    }
+    const bool ragged = kind == SL_LINEAR_WORDS && c->op->part[part].w.n_cols % 32 != 0;
+    return c->exact || mixed || ragged ? SL_LINEAR_FLOATS : kind;
 }
 
 static int find_correction(const struct sl_linear_packed *x, struct sl_linear_correction c)
@@ -82,15 +88,17 @@ void sl_linear_packed_layout(const struct sl_linear_call *c, struct sl_linear_pa
     for (int i = 0; i < c->op->n_parts; i++) {
         const enum sl_linear_panel_kind kind = panel_kind(c, i);
         const struct sl_linear_correction correction = panel_type(c, i)->correction;
-        if (kind == SL_LINEAR_BFLOATS) {
+        if (kind == SL_LINEAR_WORDS) {
+            x->words = true;
+        } else if (kind == SL_LINEAR_BFLOATS) {
             x->bfloats = c->scratch;
         } else if (kind == SL_LINEAR_BYTES && find_correction(x, correction) == x->n_corrections) {
             x->corrections[x->n_corrections++] = correction;
         }
     }
+    x->q = (int8_t *)c->scratch;
+    x->d = (float *)(void *)align_64(c->scratch + n * (x->words ? 2 : 1));
     if (x->n_corrections > 0) {
-        x->q = (int8_t *)c->scratch;
-        x->d = (float *)(void *)align_64(c->scratch + n);
         char *at = align_64((char *)(x->d + n / 32));
         for (int i = 0; i < x->n_corrections; i++) {
             x->sums[i] = at;
@@ -104,24 +112,11 @@ static struct sl_linear_tile tile_at(const struct sl_linear_packed *x, int i, in
                                      int64_t col)
 {
     const int64_t blocks = first * (x->n_cols / 32) + n * (col / 32);
-    return (struct sl_linear_tile){
-        .q = x->q + 32 * blocks,
-        .d = x->d + blocks,
-        .sums = (const float *)x->sums[i] + blocks * (x->corrections[i].group16 ? 2 : 1),
-    };
-}
-
-static void pack_bytes_piece(const struct sl_linear_call *c, const struct sl_linear_packed *x,
-                             const float *src, int64_t stride, int token, int n_tokens, int64_t col,
-                             int64_t n_cols)
-{
-    void *sums[SL_LINEAR_MAX_PARTS];
-    const int64_t blocks = token * (x->n_cols / 32) + n_tokens * (col / 32);
-    for (int i = 0; i < x->n_corrections; i++) {
-        sums[i] = (float *)x->sums[i] + blocks * (x->corrections[i].group16 ? 2 : 1);
+    struct sl_linear_tile tile = {.q = x->q + 32 * blocks * (x->words ? 2 : 1), .d = x->d + blocks};
+    if (x->n_corrections > 0) {
+        tile.sums = (const float *)x->sums[i] + blocks * (x->corrections[i].group16 ? 2 : 1);
     }
-    c->kernels->panels->pack_bytes(src, stride, n_tokens, n_cols, x->q + 32 * blocks, x->d + blocks,
-                                   x->corrections, sums, x->n_corrections);
+    return tile;
 }
 
 static char *bfloats_at(const struct sl_linear_packed *x, int64_t token, int n_tokens, int64_t col)
@@ -132,19 +127,32 @@ static char *bfloats_at(const struct sl_linear_packed *x, int64_t token, int n_t
 int sl_linear_packed_tile(const struct sl_linear_call *c, const struct sl_linear_packed *x)
 {
     const struct sl_linear_panel_kernels *k = c->kernels->panels;
-    return x->n_corrections > 0 ? k->bytes_tokens : x->bfloats != NULL ? k->floats_tokens : 0;
+    return x->n_corrections > 0 || x->words ? k->bytes_tokens
+           : x->bfloats != NULL             ? k->floats_tokens
+                                            : 0;
 }
 
 void sl_linear_packed_fill(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                            const float *src, int64_t stride, int token, int n_tokens, int64_t col,
                            int64_t n_cols)
 {
-    if (x->n_corrections > 0) {
-        pack_bytes_piece(c, x, src, stride, token, n_tokens, col, n_cols);
-    } else {
-        c->kernels->panels->pack_bfloats(src, stride, n_tokens, n_cols,
-                                         bfloats_at(x, token, n_tokens, col));
+    const struct sl_linear_panel_kernels *k = c->kernels->panels;
+    const int64_t blocks = token * (x->n_cols / 32) + n_tokens * (col / 32);
+    if (x->bfloats != NULL) {
+        k->pack_bfloats(src, stride, n_tokens, n_cols, bfloats_at(x, token, n_tokens, col));
+        return;
     }
+    if (x->words) {
+        k->pack_words(src, stride, n_tokens, n_cols, (int16_t *)(void *)x->q + 32 * blocks,
+                      x->d + blocks);
+        return;
+    }
+    void *sums[SL_LINEAR_MAX_PARTS];
+    for (int i = 0; i < x->n_corrections; i++) {
+        sums[i] = (float *)x->sums[i] + blocks * (x->corrections[i].group16 ? 2 : 1);
+    }
+    k->pack_bytes(src, stride, n_tokens, n_cols, x->q + 32 * blocks, x->d + blocks, x->corrections,
+                  sums, x->n_corrections);
 }
 
 static void pack_x(const struct sl_linear_call *c, const struct sl_linear_packed *x)
@@ -179,6 +187,8 @@ struct fetch {
     size_t done; /* bytes of that row */
     int n_lines; /* at a time */
 };
+
+#define MOST_LINES 32
 
 static void fetch_some(struct fetch *f)
 {
@@ -223,20 +233,21 @@ static void run_tile(sl_linear_tile_fn *tile, const void *panel, const void *x, 
     }
 }
 
-/* Columns of the byte panels of a row: as equal as whole super-blocks allow. */
-static int panel_cols(int64_t n_cols)
+/* Columns of the panels of a row: as equal as whole super-blocks (or 128 words) allow. */
+static int panel_cols(int64_t n_cols, bool words)
 {
-    const int64_t n = (n_cols + SL_LINEAR_BYTES_COLS - 1) / SL_LINEAR_BYTES_COLS;
-    return (int)(((n_cols + n - 1) / n + 255) / 256 * 256);
+    const int most = words ? SL_LINEAR_BYTES_COLS / 2 : SL_LINEAR_BYTES_COLS;
+    const int unit = words ? 128 : 256;
+    const int64_t n = (n_cols + most - 1) / most;
+    return (int)(((n_cols + n - 1) / n + unit - 1) / unit * unit);
 }
 
 /* What follows the panel of these rows at column col: the same rows' next columns, or the next
  * rows' first, which may lie past the end of the matrix (a fetch never faults). */
 static struct fetch fetch_next(const struct sl_linear_call *c, const struct piece *p, int64_t col,
-                               int n_tiles)
+                               int step, int n_tiles)
 {
     const struct sl_matrix *w = &c->op->part[p->part].w;
-    const int step = panel_cols(w->n_cols);
     const bool same_rows = col + step < w->n_cols;
     const int64_t next = same_rows ? col + step : 0;
     const int64_t n_cols = w->n_cols - next < step ? w->n_cols - next : step;
@@ -245,10 +256,13 @@ static struct fetch fetch_next(const struct sl_linear_call *c, const struct piec
                       .n_rows = p->n};
     f.at = weights_at(c, p, next) + (same_rows ? 0 : (size_t)p->n * f.row_bytes);
     f.n_lines = (int)(f.bytes / 64 + 2) * f.n_rows / n_tiles + 1;
+    /* More at once than the processor can have under way would only stop it; when there are few
+     * tiles, unpacking fetches for itself. */
+    f.n_lines = min_int(f.n_lines, MOST_LINES);
     return f;
 }
 
-/* Up to panel_rows rows by byte panels. */
+/* Up to panel_rows rows by panels of bytes or words. */
 static void bytes_rows(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                        const struct piece *p)
 {
@@ -257,19 +271,19 @@ static void bytes_rows(const struct sl_linear_call *c, const struct sl_linear_pa
     const struct sl_linear_panel_type *type = panel_type(c, p->part);
     struct sl_linear_panel *panel = &((union panels *)(void *)c->own)->bytes;
     const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
-    const int correction = find_correction(x, type->correction);
+    const int correction = x->words ? 0 : find_correction(x, type->correction);
     const int n_tiles = (p->end_token - p->token + k->bytes_tokens - 1) / k->bytes_tokens;
-    const int step = panel_cols(x->n_cols);
+    const int step = panel_cols(x->n_cols, x->words);
     float *y = c->op->part[p->part].y + p->first;
     for (int64_t col = 0; col < x->n_cols; col += step) {
         const int n_cols = (int)(x->n_cols - col < step ? x->n_cols - col : step);
-        type->build_bytes((const uint8_t *)weights_at(c, p, col), row_bytes, p->n, n_cols, panel);
-        struct fetch fetch = fetch_next(c, p, col, n_tiles);
+        type->build((const uint8_t *)weights_at(c, p, col), row_bytes, p->n, n_cols, panel);
+        struct fetch fetch = fetch_next(c, p, col, step, n_tiles);
         for (int t = p->token; t < p->end_token; t += k->bytes_tokens) {
             const int n = min_int(k->bytes_tokens, p->end_token - t);
             const struct sl_linear_tile tile = tile_at(x, correction, t, n, col);
             fetch_some(&fetch);
-            run_tile(type->tile_bytes, panel, &tile, n, n_cols, y + t * w->n_rows, w->n_rows, p->n,
+            run_tile(type->tile, panel, &tile, n, n_cols, y + t * w->n_rows, w->n_rows, p->n,
                      k->panel_rows);
         }
     }
@@ -331,7 +345,7 @@ static void multiply(const struct sl_linear_call *c, const struct sl_linear_pack
 {
     start_piece(c, p);
     const enum sl_linear_panel_kind kind = panel_kind(c, p->part);
-    if (kind != SL_LINEAR_BYTES) {
+    if (kind == SL_LINEAR_FLOATS || kind == SL_LINEAR_BFLOATS) {
         floats_rows(c, x, p, kind == SL_LINEAR_BFLOATS);
         return;
     }
@@ -377,8 +391,10 @@ struct shares {
 static struct shares make_shares(const struct sl_linear_call *c)
 {
     /* Cost of a multiplication by kind of panel. */
-    static const int cost[] = {
-        [SL_LINEAR_BYTES] = 2, [SL_LINEAR_FLOATS] = 7, [SL_LINEAR_BFLOATS] = 4};
+    static const int cost[] = {[SL_LINEAR_BYTES] = 2,
+                               [SL_LINEAR_WORDS] = 4,
+                               [SL_LINEAR_FLOATS] = 7,
+                               [SL_LINEAR_BFLOATS] = 4};
     const struct sl_linear_panel_kernels *k = c->kernels->panels;
     struct shares s = {.n_parts = c->op->activation != SL_ACT_NONE ? 1 : c->op->n_parts,
                        .token_unit = k->bytes_tokens * k->floats_tokens / 2};

@@ -95,8 +95,8 @@ void sl_cpu_router(const struct sl_cpu_thread *t, const struct sl_op *op)
     product.linear.part[0].w = o->w;
     product.linear.part[0].bias = o->bias;
     product.linear.part[0].y = logits;
-    sl_cpu_linear(t->kernels, &product, (char *)t->scratch + logits_bytes(op), t->own, t->pool,
-                  t->thread, t->n_threads);
+    sl_cpu_linear_exact(t->kernels, &product, (char *)t->scratch + logits_bytes(op), t->own,
+                        t->pool, t->thread, t->n_threads);
     sl_cpu_barrier(t);
     for (int32_t i = t->thread; i < op->n_tokens; i += t->n_threads) {
         float *p = logits + (int64_t)i * o->w.n_rows;

@@ -61,7 +61,11 @@ enum sl_activation { SL_ACT_NONE, SL_ACT_SILU, SL_ACT_GELU_TANH, SL_ACT_SWIGLU_C
 
 /* y_i = x W_i^T + bias_i for i < n_parts, all W_i with the same n_cols, any types.
  * With `activation` (n_parts == 2, part 0 the gate, part 1 up): y_0 = act(y_gate) * y_up; the
- * memory of y_1 is then scratch, its content undefined afterwards. */
+ * memory of y_1 is then scratch, its content undefined afterwards.
+ *
+ * A backend may round x: to f16 or bf16, to 8 bits in blocks of 32 where W_i is quantized, and,
+ * where W_i is F16 or BF16, both sides to 14 bits of the largest of 32 activations and of 128
+ * weights. */
 struct sl_op_linear {
     const float *x; /* [n_tokens, n_cols] */
     int32_t n_parts;
@@ -153,7 +157,7 @@ enum sl_gating {
  *            least SL_ROUTER_MIN_SUM) if `normalize`; times scale
  *
  * Whatever the numbers, NaN included, the ids of a token are distinct and in 0 .. n_experts - 1:
- * SL_OP_EXPERTS makes addresses of them. x is not rounded below float where w is F32 or F16, so
+ * SL_OP_EXPERTS makes addresses of them. x and w are not rounded where w is F32, F16 or BF16, so
  * that the choice is the same everywhere but for ties within float rounding. `ids` and `weights`
  * stay in the backend's memory; nobody has to read them on the host. Made for two launches:
  * logits into scratch [n_tokens, n_experts] as by SL_OP_LINEAR, then the choice, a warp a token. */
@@ -227,8 +231,7 @@ bool sl_kv_type_works(enum sl_type type);
 
 /* Upper bound of the scratch a backend may use to run `op`: part of the contract, so that the
  * planner knows it from shapes alone. Pointers in `op` are not read. The sum of
- *   - linear: x rounded to f16 or packed to 8-bit blocks (n_tokens padded to 64, 2.25 bytes an
- *     element),
+ *   - linear: x rounded or packed (n_tokens padded to 64, 2.25 bytes an element),
  *   - attention: partial results of up to SL_ATTN_MAX_SPLITS KV ranges for up to
  *     SL_ATTN_SPLIT_TOKENS tokens (more tokens are not split),
  *   - router: logits, and x as for linear,

@@ -168,6 +168,20 @@ static void cpu_run(const struct sl_model *model, int ubatch, struct run *out)
     assert_true(kl_bound < 5e-3);
 }
 
+/* Another token only where the two best are as close as rounding: logits that are off by d give a
+ * divergence of about d^2 / 2. */
+static void assert_same_tokens(const struct run *wanted, const struct run *got)
+{
+    for (int i = 0; i < N_GENERATED; i++) {
+        const float *logits = wanted->logits[i];
+        const double lead = (double)logits[wanted->tokens[i]] - (double)logits[got->tokens[i]];
+        if (lead > 2 * sqrt(2 * kl_bound)) {
+            fail_msg("step %d: token %d, not %d, which leads by %g", i, got->tokens[i],
+                     wanted->tokens[i], lead);
+        }
+    }
+}
+
 /* One run on the sim device; false when the strategy does not fit the budget. */
 static bool sim_run(const struct sl_model *model, struct sl_plan_options plan, uint64_t seed,
                     const struct run *wanted, double *kl)
@@ -197,7 +211,7 @@ static bool sim_run(const struct sl_model *model, struct sl_plan_options plan, u
         struct sl_device_info info;
         assert_ok(dev->vt->info(dev, &info, &err), err);
         assert_true(info.total_bytes - info.free_bytes <= plan.budget_bytes);
-        assert_memory_equal(got.tokens, wanted->tokens, sizeof got.tokens);
+        assert_same_tokens(wanted, &got);
         *kl = mean_kl(wanted, &got, model->hp.n_vocab);
         if (*kl >= kl_bound) {
             fail_msg("mean KL %g, budget %llu", *kl, (unsigned long long)plan.budget_bytes);

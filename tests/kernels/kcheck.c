@@ -356,7 +356,11 @@ static enum sluice_status run_cpu_levels(const struct options *o, struct totals 
             .kernels = sl_cpu_kernels((enum sl_cpu_level)level),
             .pool = pool,
             .n_threads = sl_pool_n_threads(pool),
-            .precision = {.input = 0.0, .bf16 = 0x1p-8, .x_8bit = true, .kv_exact = true},
+            .precision = {.input = 0.0,
+                          .bf16 = 0x1p-8,
+                          .x_8bit = true,
+                          .words = level == SL_CPU_AVX2 || level == SL_CPU_AVX512VNNI,
+                          .kv_exact = true},
         };
         snprintf(t.name, sizeof(t.name), "%s", sl_cpu_level_name((enum sl_cpu_level)level));
         run_target(o, &t, below, totals);
@@ -375,6 +379,7 @@ static enum sluice_status run_device(const struct options *o, struct totals *tot
         .precision = {.input = sim ? 0.0 : 0x1p-11,
                       .bf16 = 0x1p-8,
                       .x_8bit = true,
+                      .words = sim,
                       .kv_exact = sim},
     };
     snprintf(t.name, sizeof(t.name), "%s", o->device);

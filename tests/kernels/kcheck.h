@@ -110,6 +110,7 @@ struct kc_precision {
     double input;  /* relative rounding of activations, queries and softmax weights */
     double bf16;   /* of activations that meet BF16 weights */
     bool x_8bit;   /* products with quantized weights may round x to 8 bits in blocks of 32 */
+    bool words;    /* products with F16 and BF16 weights may round both sides to 16-bit integers */
     bool kv_exact; /* packed KV is the reference's to the bit; else one level off is fine */
 };
 

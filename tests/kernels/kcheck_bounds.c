@@ -70,44 +70,86 @@ static void rope_bounds(const struct kc_instance *in, char *bounds)
     }
 }
 
-/* Three sources: float sums (terms as large as the largest weight of each 32, since formats with a
- * minimum subtract terms of that size), rounding of x to f16 or bf16, rounding of x to 8 bits by
- * blocks of
- * 32. For random data rounding errors are independent: eight deviations hold where the worst case
- * is far away. For hostile data the worst case counts. */
+/* A block of 32 columns of a product. */
+struct span {
+    double w_max, w_sum, w_square;
+    double x_max, x_sum, x_square;
+};
+
+static struct span span_of(const double *w, const float *x, int64_t n)
+{
+    struct span s = {0};
+    for (int64_t i = 0; i < n; i++) {
+        const double xi = fabs((double)x[i]);
+        s.w_max = fmax(s.w_max, fabs(w[i]));
+        s.w_sum += fabs(w[i]);
+        s.w_square += w[i] * w[i];
+        s.x_max = fmax(s.x_max, xi);
+        s.x_sum += xi;
+        s.x_square += xi * xi;
+    }
+    return s;
+}
+
+/* Errors of one kind: the sum of the worst, and of the squared deviations. */
+struct rounding {
+    double worst, square;
+};
+
+/* Values of these magnitudes off by up to `step` / 2 each, times the others. */
+static void add_rounding(struct rounding *r, double step, double others_sum, double others_square)
+{
+    r->worst += step / 2.0 * others_sum;
+    r->square += step * step / 12.0 * others_square;
+}
+
+static double rounding_error(const struct rounding *r, bool independent)
+{
+    return independent ? fmin(r->worst, 8.0 * sqrt(r->square)) : r->worst;
+}
+
+/* Where 16-bit integers stand for halves: within +-8191 of the largest of 32 activations or of 128
+ * weights. */
+#define WORD_STEPS 8191.0
+#define WORD_COLS 128
+
+/* Sources: float sums (terms as large as the largest weight of each 32, since formats with a
+ * minimum subtract terms of that size); and one of these: x rounded to f16 or bf16, x rounded to 8
+ * bits by blocks of 32, both sides rounded to words. For random data rounding errors are
+ * independent: eight deviations hold where the worst case is far away. For hostile data the worst
+ * case counts. */
 struct kc_product kc_product_bound(const double *w, const float *x, int64_t n, enum sl_type type,
                                    const struct kc_precision *p, bool independent)
 {
     const bool quantized = sl_type_traits(type)->block_items > 1;
-    const double rounding = type == SL_TYPE_BF16 ? fmax(p->input, p->bf16) : p->input;
-    double value = 0.0, terms = 0.0, worst16 = 0.0, square16 = 0.0, worst8 = 0.0, square8 = 0.0;
+    const bool halves = type == SL_TYPE_F16 || type == SL_TYPE_BF16;
+    const double relative = type == SL_TYPE_BF16 ? fmax(p->input, p->bf16) : p->input;
+    double value = 0.0, terms = 0.0, w_max = 0.0;
+    struct rounding floats = {0}, bytes = {0}, words = {0};
     for (int64_t b = 0; b < n; b += 32) {
         const int64_t end = b + 32 < n ? b + 32 : n;
-        double w_max = 0.0, w_sum = 0.0, w_square = 0.0, x_max = 0.0, x_sum = 0.0;
+        const struct span s = span_of(w + b, x + b, end - b);
         for (int64_t i = b; i < end; i++) {
             const double wx = w[i] * (double)x[i];
             value += wx;
-            worst16 += fabs(wx);
-            square16 += wx * wx;
-            w_max = fmax(w_max, fabs(w[i]));
-            w_sum += fabs(w[i]);
-            w_square += w[i] * w[i];
-            x_max = fmax(x_max, fabs((double)x[i]));
-            x_sum += fabs((double)x[i]);
+            add_rounding(&floats, 2.0 * relative * fabs(wx), 1.0, 1.0);
         }
-        const double step = x_max / 127.0;
-        terms += w_max * x_sum;
-        worst8 += step / 2.0 * w_sum;
-        square8 += step * step / 12.0 * w_square;
+        for (int64_t i = b; b % WORD_COLS == 0 && i < b + WORD_COLS && i < n; i++) {
+            w_max = fmax(i == b ? 0.0 : w_max, fabs(w[i]));
+        }
+        terms += s.w_max * s.x_sum;
+        add_rounding(&bytes, s.x_max / 127.0, s.w_sum, s.w_square);
+        add_rounding(&words, s.x_max / WORD_STEPS, s.w_sum, s.w_square);
+        add_rounding(&words, w_max / WORD_STEPS, s.x_sum, s.x_square);
     }
-    double error16 = rounding * worst16;
-    double error8 = quantized && p->x_8bit ? worst8 : 0.0;
-    if (independent) {
-        error16 = fmin(error16, rounding * 8.0 / sqrt(3.0) * sqrt(square16));
-        error8 = fmin(error8, 8.0 * sqrt(square8));
+    double error = rounding_error(&floats, independent);
+    if (quantized && p->x_8bit) {
+        error = fmax(error, rounding_error(&bytes, independent));
     }
-    return (struct kc_product){value,
-                               1.01 * fmax(error8, error16) + kc_sum_error((double)n) * terms};
+    if (halves && p->words) {
+        error = fmax(error, rounding_error(&words, independent));
+    }
+    return (struct kc_product){value, 1.01 * error + kc_sum_error((double)n) * terms};
 }
 
 static double gate_value(enum sl_activation activation, double x)

@@ -374,7 +374,8 @@ static bool make_scores(const struct kc_instance *in, const struct kc_precision 
 {
     const struct sl_op_router *o = &in->op.router;
     struct kc_precision precision = *p;
-    precision.input = 0.0; /* no rounding of x where w is a float type */
+    precision.input = precision.bf16 = 0.0; /* no rounding where w is a float type */
+    precision.words = false;
     float *floats = sl_alloc(SL_MEM_BASE, (size_t)o->w.n_cols * sizeof(*floats));
     double *row = sl_alloc(SL_MEM_BASE, (size_t)o->w.n_cols * sizeof(*row));
     double max = -INFINITY, sum = 0.0, logit_error = 0.0;

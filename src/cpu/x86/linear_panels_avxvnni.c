@@ -4,12 +4,12 @@
  */
 #define BYTES_TOKENS 4
 #include "cpu/x86/linear_load_v256.h"
-#include "cpu/linear_bytes_tmpl.h"
+#include "cpu/linear_words_tmpl.h"
 
 static const struct sl_linear_panel_type types[SL_TYPE_N] = {
     [SL_TYPE_F32] = {.kind = SL_LINEAR_FLOATS},
-    [SL_TYPE_F16] = {.kind = SL_LINEAR_FLOATS},
-    [SL_TYPE_BF16] = {.kind = SL_LINEAR_FLOATS},
+    WORDS_F16_ENTRY,
+    WORDS_BF16_ENTRY,
     BYTES_ENTRIES,
     SIGNED_ENTRIES,
 };
@@ -20,6 +20,7 @@ const struct sl_linear_panel_kernels sl_linear_panels_avxvnni = {
     .floats_tokens = 6,
     .types = types,
     .pack_bytes = sl_linear_pack_bytes_avx2,
+    .pack_words = pack_words,
     .build_floats = sl_linear_build_floats_avx2,
     .tile_floats = sl_linear_tile_floats_avx2,
 };

@@ -144,6 +144,46 @@ INLINE vi vi_widen16(vi a)
 {
     return _mm256_madd_epi16(a, _mm256_set1_epi16(1));
 }
+#if HAVE_DPBUSD
+/* Two products of 16-bit integers per lane. */
+INLINE vi vi_dpwssd(vi sum, vi a, vi b)
+{
+    return _mm256_dpwssd_avx_epi32(sum, a, b);
+}
+#endif
+/* Two vectors of floats times a factor to 16-bit integers, in order. */
+INLINE void store_words(void *p, vf a, vf b, float factor)
+{
+    const vf f = vf_set1(factor);
+    const vi words =
+        _mm256_packs_epi32(_mm256_cvtps_epi32(vf_mul(a, f)), _mm256_cvtps_epi32(vf_mul(b, f)));
+    _mm256_storeu_si256(p, _mm256_permute4x64_epi64(words, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+INLINE vi vi_and(vi a, vi b)
+{
+    return _mm256_and_si256(a, b);
+}
+INLINE vi vi_max_u16(vi a, vi b)
+{
+    return _mm256_max_epu16(a, b);
+}
+INLINE uint16_t vi_largest_u16(vi a)
+{
+    const __m128i c = _mm_max_epu16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    const __m128i ones = _mm_set1_epi16(-1);
+    return (uint16_t)~_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(c, ones)));
+}
+INLINE vf vf_larger_magnitude(vf a, vf b)
+{
+    const vf sign = _mm256_set1_ps(-0.0f);
+    return _mm256_max_ps(_mm256_andnot_ps(sign, a), _mm256_andnot_ps(sign, b));
+}
+INLINE float vf_largest(vf a)
+{
+    const __m128 c = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
 INLINE void vi_store(void *p, vi a)
 {
     _mm256_storeu_si256(p, a);

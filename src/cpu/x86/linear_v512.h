@@ -154,6 +154,49 @@ INLINE vi vi_dpbusd(vi sum, vi w, vi x)
     return _mm512_dpbusd_epi32(sum, w, x);
 }
 #endif
+#if HAVE_DPBUSD
+/* Two products of 16-bit integers per lane. */
+INLINE vi vi_dpwssd(vi sum, vi a, vi b)
+{
+    return _mm512_dpwssd_epi32(sum, a, b);
+}
+#endif
+/* Two vectors of floats times a factor to 16-bit integers, in order. */
+INLINE void store_words(void *p, vf a, vf b, float factor)
+{
+    const vf f = vf_set1(factor);
+    /* Packing works within 128-bit lanes. */
+    const vi words =
+        _mm512_packs_epi32(_mm512_cvtps_epi32(vf_mul(a, f)), _mm512_cvtps_epi32(vf_mul(b, f)));
+    const vi order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi64(order, words));
+}
+INLINE vi vi_and(vi a, vi b)
+{
+    return _mm512_and_si512(a, b);
+}
+INLINE vi vi_max_u16(vi a, vi b)
+{
+    return _mm512_max_epu16(a, b);
+}
+INLINE uint16_t vi_largest_u16(vi a)
+{
+    const __m256i b = _mm256_max_epu16(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    const __m128i c = _mm_max_epu16(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    const __m128i ones = _mm_set1_epi16(-1);
+    return (uint16_t)~_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(c, ones)));
+}
+INLINE vf vf_larger_magnitude(vf a, vf b)
+{
+    return _mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b));
+}
+INLINE float vf_largest(vf a)
+{
+    const __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
 INLINE void vi_store(void *p, vi a)
 {
     _mm512_storeu_si512(p, a);
