@@ -42,6 +42,7 @@ struct bench {
     const struct sl_options *options;
     struct sl_engine e;
     struct values prompts, generated, depths;
+    struct sl_kv_types kv_types;
     int repeats;
     int32_t *tokens;
     struct row *rows;
@@ -153,6 +154,7 @@ static enum sluice_status run_budget(struct bench *b, const char *text, struct s
 {
     struct sl_budget budget;
     struct sl_plan_options plan = sl_engine_plan_options(&b->e, b->options);
+    b->kv_types = plan.kv_types;
     SL_TRY(sl_budget_parse(text, &budget, err));
     SL_TRY(sl_engine_resolve_budget(&budget, false, &b->e.info, &plan.budget_bytes, err));
     plan.depth = most_of(&b->depths) + most_of(&b->generated) / 2;
@@ -263,6 +265,8 @@ static enum sluice_status print_json(const struct bench *b, struct sluice_error 
         sl_json_i64(&json, o, "ubatch", r->n_ubatch);
         sl_json_i64(&json, o, "batch", 1);
         sl_json_i64(&json, o, "threads", b->e.n_threads);
+        sl_json_string(&json, o, "kv_type_k", sl_type_name(b->kv_types.k));
+        sl_json_string(&json, o, "kv_type_v", sl_type_name(b->kv_types.v));
         sl_json_string(&json, o, "metric", metric_name(r));
         sl_json_number(&json, o, "value", r->value);
         sl_json_string(&json, o, "unit", "tokens/s");

@@ -87,6 +87,15 @@ static void print_map(const struct sl_plan *plan)
     }
 }
 
+/* Bytes of cache that a token takes in a layer. */
+static size_t kv_token_bytes(const struct sl_engine *e, const struct sl_plan *plan)
+{
+    const struct sl_hparams *const hp = &e->model->hp;
+    return sl_kv_block_bytes(plan->options.kv_types, (int32_t)hp->n_kv_heads,
+                             (int32_t)hp->head_dim) /
+           SL_KV_BLOCK;
+}
+
 static void print_text(const struct sl_engine *e, const struct sl_plan *plan)
 {
     printf("model    %s, %.2f GiB of weights\n", sl_gguf_path(e->model->file, 0),
@@ -95,6 +104,10 @@ static void print_text(const struct sl_engine *e, const struct sl_plan *plan)
     printf("budget   %.1f MiB of VRAM, context %d tokens, micro-batch %d, strategy %s\n",
            (double)plan->options.budget_bytes / MIB, plan->options.n_ctx, plan->n_ubatch,
            sl_strategy_name(plan->options.strategy));
+    const struct sl_kv_types kv = plan->options.kv_types;
+    printf("cache    keys %s, values %s: %zu bytes a token and layer, %.1f MiB in all\n",
+           sl_type_name(kv.k), sl_type_name(kv.v), kv_token_bytes(e, plan),
+           (double)plan->kv_layer_bytes * e->model->hp.n_layers / MIB);
     if (plan->smallest_budget_bytes > 0) {
         printf("needs    %.1f MiB at least for the GPU to be of use\n",
                (double)plan->smallest_budget_bytes / MIB);
@@ -159,6 +172,9 @@ static enum sluice_status print_json(const struct sl_engine *e, const struct sl_
     sl_json_u64(&json, root, "kv_offset", plan->kv_offset);
     sl_json_i64(&json, root, "kv_layers_in_vram", plan->n_kv_layers);
     sl_json_u64(&json, root, "kv_layer_bytes", plan->kv_layer_bytes);
+    sl_json_u64(&json, root, "kv_token_bytes", kv_token_bytes(e, plan));
+    sl_json_string(&json, root, "kv_type_k", sl_type_name(plan->options.kv_types.k));
+    sl_json_string(&json, root, "kv_type_v", sl_type_name(plan->options.kv_types.v));
     sl_json_u64(&json, root, "resident_offset", plan->resident_base);
     cJSON *const tiers = sl_json_array(&json, root, "tiers");
     for (int32_t t = 0; t < plan->n_tiers; t++) {

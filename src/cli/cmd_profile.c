@@ -70,7 +70,11 @@ static void add_unit(struct sl_json *json, cJSON *units, const struct sl_profile
 {
     cJSON *const unit = sl_json_object(json, units, name);
     sl_json_number(json, unit, "op_ns", p->op_ns[u]);
-    sl_json_number(json, unit, "attention_mib_ns", p->attention_mib_ns[u]);
+    cJSON *const attention = sl_json_object(json, unit, "attention_mib_ns");
+    for (int i = 0; i < SL_N_KV_TYPES; i++) {
+        sl_json_number(json, attention, sl_type_name(sl_kv_type_list[i]),
+                       p->attention_mib_ns[u][i]);
+    }
     sl_json_number(json, unit, "attention_gflop_ns", p->attention_gflop_ns[u]);
     sl_json_number(json, unit, "elementwise_mib_ns", p->elementwise_mib_ns[u]);
     cJSON *const linear = sl_json_object(json, unit, "linear_ns_per_2_20_weights");

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -268,6 +269,17 @@ void sl_engine_close(struct sl_engine *e)
     sl_model_close(&e->model);
 }
 
+/* The options' choices are the names of the types, in lower case. */
+static enum sl_type cache_type(const struct sl_options *options, enum sl_option_id id)
+{
+    for (int i = 0; i < SL_N_KV_TYPES; i++) {
+        if (strcasecmp(sl_options_text(options, id), sl_type_name(sl_kv_type_list[i])) == 0) {
+            return sl_kv_type_list[i];
+        }
+    }
+    return SL_TYPE_F16;
+}
+
 struct sl_plan_options sl_engine_plan_options(const struct sl_engine *e,
                                               const struct sl_options *options)
 {
@@ -276,7 +288,8 @@ struct sl_plan_options sl_engine_plan_options(const struct sl_engine *e,
                                    .max_ubatch =
                                        (int32_t)sl_options_int(options, SL_OPT_UBATCH_SIZE),
                                    .max_outputs = DEFAULT_OUTPUTS,
-                                   .kv_types = {SL_TYPE_F16, SL_TYPE_F16}};
+                                   .kv_types = {cache_type(options, SL_OPT_CACHE_TYPE_K),
+                                                cache_type(options, SL_OPT_CACHE_TYPE_V)}};
     (void)sl_strategy_from_name(sl_options_text(options, SL_OPT_STRATEGY), &plan.strategy);
     return plan;
 }

@@ -126,11 +126,11 @@ static struct sl_op linear_op(enum sl_type type, int32_t rows, int32_t cols, int
     return op;
 }
 
-static struct sl_op attention_op(int32_t n_tokens, int32_t n_kv)
+static struct sl_op attention_op(int32_t n_tokens, int32_t n_kv, enum sl_type type)
 {
     struct sl_op op = {.kind = SL_OP_ATTENTION, .n_tokens = n_tokens};
-    op.attention.kv = (struct sl_kv_view){
-        .types = {SL_TYPE_F16, SL_TYPE_F16}, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM};
+    op.attention.kv =
+        (struct sl_kv_view){.types = {type, type}, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM};
     op.attention.n_heads = HEADS;
     op.attention.n_kv_max = n_kv;
     op.attention.scale = 0.088f;
@@ -468,9 +468,9 @@ static enum sluice_status measure_cpu_linear(struct bench *b)
     return SLUICE_STATUS_OK;
 }
 
-static double kv_mib(int32_t n_kv)
+static double kv_mib(int32_t n_kv, enum sl_type type)
 {
-    return (double)n_kv * KV_HEADS * HEAD_DIM * 4 / MIB;
+    return 2.0 * n_kv * KV_HEADS * (double)sl_type_row_bytes(type, HEAD_DIM) / MIB;
 }
 
 /* Useful operations of causal attention of the last n of n_kv positions. */
@@ -479,26 +479,39 @@ static double attention_gflop(int32_t n, int32_t n_kv)
     return 4e-9 * n * (n_kv - 0.5 * n) * HEADS * HEAD_DIM;
 }
 
+/* Decode over a cache of each type. */
+static enum sluice_status measure_cpu_attention(struct bench *b)
+{
+    const int32_t n_kv = b->host.kv_tokens;
+    for (int i = 0; i < SL_N_KV_TYPES; i++) {
+        const struct sl_op decode = attention_op(1, n_kv, sl_kv_type_list[i]);
+        const double alone_ns = time_cpu(b, decode, 3);
+        double busy_ns = alone_ns;
+        if (b->vt) {
+            SL_TRY(time_cpu_busy(b, decode, alone_ns, &busy_ns));
+        }
+        const double mib = kv_mib(n_kv, sl_kv_type_list[i]);
+        b->p->attention_mib_ns[SL_UNIT_CPU][i] = alone_ns / mib;
+        b->p->attention_mib_ns[SL_UNIT_CPU_BUSY][i] = busy_ns / mib;
+    }
+    return tick(b, "attention");
+}
+
 static enum sluice_status measure_cpu_rest(struct bench *b)
 {
     struct sl_profile *const p = b->p;
-    const int32_t n_kv = b->host.kv_tokens, n_prefill = 64;
-    const struct sl_op decode = attention_op(1, n_kv), prefill = attention_op(n_prefill, 512);
-    const double decode_ns = time_cpu(b, decode, 3);
-    double busy_ns = decode_ns;
-    if (b->vt) {
-        SL_TRY(time_cpu_busy(b, decode, decode_ns, &busy_ns));
-    }
+    const int32_t n_prefill = 64;
+    const struct sl_op prefill = attention_op(n_prefill, 512, SL_TYPE_F16);
+    SL_TRY(measure_cpu_attention(b));
     const double gflop_ns = time_cpu(b, prefill, 3) / attention_gflop(n_prefill, 512);
     const double norm_ns = time_cpu(b, norm_op(128, N_COLS), 5);
     const double op_ns = time_cpu(b, norm_op(1, 64), 7);
     for (int u = SL_UNIT_CPU; u <= SL_UNIT_CPU_BUSY; u++) {
-        p->attention_mib_ns[u] = (u == SL_UNIT_CPU ? decode_ns : busy_ns) / kv_mib(n_kv);
         p->attention_gflop_ns[u] = gflop_ns;
         p->elementwise_mib_ns[u] = norm_ns / (128.0 * N_COLS * 4 / MIB);
         p->op_ns[u] = op_ns;
     }
-    return tick(b, "attention");
+    return tick(b, "norm");
 }
 
 static enum sluice_status measure_gpu(struct bench *b)
@@ -522,10 +535,14 @@ static enum sluice_status measure_gpu(struct bench *b)
         }
         SL_TRY(tick(b, sl_type_name(type)));
     }
-    SL_TRY(time_gpu(b, attention_op(1, b->dev.kv_tokens), 2, &ns));
-    p->attention_mib_ns[SL_UNIT_GPU] = fmax(ns - op_ns, 0.1 * ns) / kv_mib(b->dev.kv_tokens);
+    for (int i = 0; i < SL_N_KV_TYPES; i++) {
+        const enum sl_type type = sl_kv_type_list[i];
+        SL_TRY(time_gpu(b, attention_op(1, b->dev.kv_tokens, type), 2, &ns));
+        p->attention_mib_ns[SL_UNIT_GPU][i] =
+            fmax(ns - op_ns, 0.1 * ns) / kv_mib(b->dev.kv_tokens, type);
+    }
     const int32_t n_prefill = b->dev.max_tokens < 512 ? b->dev.max_tokens : 512;
-    SL_TRY(time_gpu(b, attention_op(n_prefill, 2 * n_prefill), 1, &ns));
+    SL_TRY(time_gpu(b, attention_op(n_prefill, 2 * n_prefill, SL_TYPE_F16), 1, &ns));
     p->attention_gflop_ns[SL_UNIT_GPU] =
         fmax(ns - op_ns, 0.1 * ns) / attention_gflop(n_prefill, 2 * n_prefill);
     SL_TRY(time_gpu(b, norm_op(b->dev.max_tokens, b->dev.n_cols), 4, &ns));
@@ -537,7 +554,8 @@ static enum sluice_status measure_gpu(struct bench *b)
 static size_t largest_scratch(const struct scale *s)
 {
     const struct sl_op ops[] = {linear_op(SL_TYPE_F16, s->rows_prefill, s->n_cols, s->max_tokens),
-                                attention_op(1, s->kv_tokens), attention_op(64, 512)};
+                                attention_op(1, s->kv_tokens, SL_TYPE_F16),
+                                attention_op(64, 512, SL_TYPE_F16)};
     size_t most = 0;
     for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
         const size_t bytes = sl_op_scratch_bytes(&ops[i]);

@@ -28,9 +28,16 @@ size_t sl_kv_block_bytes(struct sl_kv_types types, int32_t n_kv_heads, int32_t h
            (sl_type_row_bytes(types.k, head_dim) + sl_type_row_bytes(types.v, head_dim));
 }
 
-bool sl_kv_type_works(enum sl_type type)
+const enum sl_type sl_kv_type_list[SL_N_KV_TYPES] = {SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0};
+
+int sl_kv_type_index(enum sl_type type)
 {
-    return type == SL_TYPE_F16 || type == SL_TYPE_Q8_0 || type == SL_TYPE_Q4_0;
+    for (int i = 0; i < SL_N_KV_TYPES; i++) {
+        if (sl_kv_type_list[i] == type) {
+            return i;
+        }
+    }
+    return -1;
 }
 
 static size_t round_up(size_t n, size_t to)
@@ -171,8 +178,8 @@ static enum sluice_status validate_rope(const struct sl_op_rope *op, struct slui
 static enum sluice_status validate_kv(const struct sl_kv_view *kv, const char *what,
                                       struct sluice_error *err)
 {
-    SL_CHECK(sl_kv_type_works(kv->types.k) && sl_kv_type_works(kv->types.v), INTERNAL, err,
-             "%s: KV cache of %s keys and %s values (F16, Q8_0 and Q4_0 work)", what,
+    SL_CHECK(sl_kv_type_index(kv->types.k) >= 0 && sl_kv_type_index(kv->types.v) >= 0, INTERNAL,
+             err, "%s: KV cache of %s keys and %s values (F16, Q8_0 and Q4_0 work)", what,
              sl_type_name(kv->types.k), sl_type_name(kv->types.v));
     SL_CHECK(kv->n_kv_heads >= 1 && kv->n_kv_heads <= MAX_DIM, INTERNAL, err, "%s: %d KV heads",
              what, kv->n_kv_heads);

@@ -92,7 +92,10 @@ struct sl_op_rope {
     bool neox;
 };
 
-/* What keys and values are kept as: F16, Q8_0 or Q4_0 each, in any pair. */
+/* What keys and values can be kept as, in any pair. */
+#define SL_N_KV_TYPES 3
+extern const enum sl_type sl_kv_type_list[SL_N_KV_TYPES]; /* F16, Q8_0, Q4_0 */
+
 struct sl_kv_types {
     enum sl_type k, v;
 };
@@ -227,7 +230,8 @@ const char *sl_op_kind_name(enum sl_op_kind kind);
 
 /* Bytes of one KV block of a layer (keys and values). */
 size_t sl_kv_block_bytes(struct sl_kv_types types, int32_t n_kv_heads, int32_t head_dim);
-bool sl_kv_type_works(enum sl_type type);
+/* Place of a type in sl_kv_type_list; -1: no cache is kept so. */
+int sl_kv_type_index(enum sl_type type);
 
 /* Upper bound of the scratch a backend may use to run `op`: part of the contract, so that the
  * planner knows it from shapes alone. Pointers in `op` are not read. The sum of

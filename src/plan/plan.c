@@ -126,8 +126,8 @@ static enum sluice_status check_options(const struct sl_plan_options *o, struct 
              o->max_ubatch);
     SL_CHECK(o->max_outputs >= 1, INVALID_ARGUMENT, err, "at least one output row is needed");
     SL_CHECK(o->strategy < SL_N_STRATEGIES, INVALID_ARGUMENT, err, "unknown strategy");
-    SL_CHECK(sl_kv_type_works(o->kv_types.k) && sl_kv_type_works(o->kv_types.v), INVALID_ARGUMENT,
-             err, "KV cache of %s keys and %s values (F16, Q8_0 and Q4_0 work)",
+    SL_CHECK(sl_kv_type_index(o->kv_types.k) >= 0 && sl_kv_type_index(o->kv_types.v) >= 0,
+             INVALID_ARGUMENT, err, "KV cache of %s keys and %s values (F16, Q8_0 and Q4_0 work)",
              sl_type_name(o->kv_types.k), sl_type_name(o->kv_types.v));
     return SLUICE_STATUS_OK;
 }

@@ -19,7 +19,7 @@ const int32_t sl_tier_tokens[SL_N_TIERS] = {1, 4, 16, 64, 256, 512, 1024, 2048, 
 const size_t sl_copy_sizes[SL_N_COPY_SIZES] = {64u << 10, 256u << 10, 1u << 20, 4u << 20,
                                                64u << 20};
 
-#define PROFILE_VERSION 3
+#define PROFILE_VERSION 4
 #define MIB 1048576.0
 
 static const char *const unit_names[SL_N_UNITS] = {"cpu", "cpu_busy", "gpu"};
@@ -108,11 +108,16 @@ static double attention_ns(const struct sl_profile *p, enum sl_unit unit, const 
     if (a->window > 0 && span > a->window) {
         span = a->window;
     }
-    const double position_bytes =
-        (double)sl_kv_block_bytes(a->kv.types, a->kv.n_kv_heads, a->kv.head_dim) / SL_KV_BLOCK;
-    const double read_mib = (span + op->n_tokens) * position_bytes / MIB;
+    const enum sl_type sides[] = {a->kv.types.k, a->kv.types.v};
+    double position_ns = 0;
+    for (int i = 0; i < 2; i++) {
+        const int type = sl_kv_type_index(sides[i]);
+        const size_t row_bytes = sl_type_row_bytes(sides[i], a->kv.head_dim);
+        position_ns += (double)a->kv.n_kv_heads * (double)row_bytes / MIB *
+                       p->attention_mib_ns[unit][type >= 0 ? type : 0];
+    }
     const double gflop = 4e-9 * op->n_tokens * span * a->n_heads * a->kv.head_dim;
-    const double by_bytes = read_mib * p->attention_mib_ns[unit];
+    const double by_bytes = (span + op->n_tokens) * position_ns;
     const double by_flops = gflop * p->attention_gflop_ns[unit];
     return by_bytes > by_flops ? by_bytes : by_flops;
 }
@@ -214,7 +219,7 @@ static int32_t list_fields(struct sl_profile *p, struct field *fields)
 {
     int32_t n = 0;
     const struct field scalars[] = {
-        {"attention_mib_ns", p->attention_mib_ns, SL_N_UNITS, false},
+        {"attention_mib_ns", &p->attention_mib_ns[0][0], SL_N_UNITS * SL_N_KV_TYPES, false},
         {"attention_gflop_ns", p->attention_gflop_ns, SL_N_UNITS, false},
         {"elementwise_mib_ns", p->elementwise_mib_ns, SL_N_UNITS, false},
         {"op_ns", p->op_ns, SL_N_UNITS, false},
@@ -441,7 +446,9 @@ void sl_profile_typical(struct sl_profile *out, enum sl_device_kind kind, int32_
     const double unit_bw[SL_N_UNITS] = {60e9, 43e9, vram};
     const double unit_gflops[SL_N_UNITS] = {cpu_gflops, cpu_gflops, gpu_flops / 2e9};
     for (int32_t u = 0; u < SL_N_UNITS; u++) {
-        out->attention_mib_ns[u] = 1e9 * MIB / unit_bw[u];
+        for (int type = 0; type < SL_N_KV_TYPES; type++) {
+            out->attention_mib_ns[u][type] = 1e9 * MIB / unit_bw[u];
+        }
         out->attention_gflop_ns[u] = 1e9 / unit_gflops[u];
         out->elementwise_mib_ns[u] = 2e9 * MIB / unit_bw[u];
         out->op_ns[u] = u == SL_UNIT_GPU ? 3000 : 2000;

@@ -31,8 +31,8 @@ struct sl_profile {
 
     /* Nanoseconds per 2^20 weight elements of a product, by type and tier; 0: not measured. */
     double linear_ns[SL_N_UNITS][SL_TYPE_N][SL_N_TIERS];
-    double attention_mib_ns[SL_N_UNITS];   /* per MiB of KV read (decode) */
-    double attention_gflop_ns[SL_N_UNITS]; /* per 1e9 operations (prefill) */
+    double attention_mib_ns[SL_N_UNITS][SL_N_KV_TYPES]; /* per MiB of KV read (decode) */
+    double attention_gflop_ns[SL_N_UNITS];              /* per 1e9 operations (prefill) */
     double elementwise_mib_ns[SL_N_UNITS]; /* per MiB of activations through norm and rope */
     double op_ns[SL_N_UNITS];              /* fixed cost of an op: launch or barrier */
 

@@ -48,7 +48,9 @@ static void odd_profile(struct sl_profile *p)
             }
         }
         p->op_ns[u] = 11 + u / 7.0;
-        p->attention_mib_ns[u] = 17e3 + u / 7.0;
+        for (int i = 0; i < SL_N_KV_TYPES; i++) {
+            p->attention_mib_ns[u][i] = 17e3 * (i + 1) + u / 7.0;
+        }
         p->attention_gflop_ns[u] = 23e3 + u / 7.0;
         p->elementwise_mib_ns[u] = 29e3 + u / 7.0;
     }
@@ -147,15 +149,21 @@ static void test_gaps(void **state)
     assert_true(element_ns(&p, SL_UNIT_GPU, SL_TYPE_F16, 1) == 0); /* nothing was measured */
 }
 
-static double attention_ns(const struct sl_profile *p, int32_t n_tokens, int32_t depth,
-                           int32_t window)
+static double attention_types_ns(const struct sl_profile *p, struct sl_kv_types types,
+                                 int32_t n_tokens, int32_t depth, int32_t window)
 {
     struct sl_op op = {.kind = SL_OP_ATTENTION, .n_tokens = n_tokens};
-    op.attention.kv =
-        (struct sl_kv_view){.types = {SL_TYPE_F16, SL_TYPE_F16}, .n_kv_heads = 2, .head_dim = 64};
+    op.attention.kv = (struct sl_kv_view){.types = types, .n_kv_heads = 2, .head_dim = 64};
     op.attention.n_heads = 8;
     op.attention.window = window;
     return sl_profile_op_ns(p, SL_UNIT_CPU, &op, depth);
+}
+
+static double attention_ns(const struct sl_profile *p, int32_t n_tokens, int32_t depth,
+                           int32_t window)
+{
+    const struct sl_kv_types types = {SL_TYPE_F16, SL_TYPE_F16};
+    return attention_types_ns(p, types, n_tokens, depth, window);
 }
 
 /* By the bytes of the cache or by arithmetic, whichever takes longer. A position is 2 heads x 64 x
@@ -165,9 +173,16 @@ static void test_attention(void **state)
     (void)state;
     struct sl_profile p;
     memset(&p, 0, sizeof p);
-    p.attention_mib_ns[SL_UNIT_CPU] = 1e6;
+    p.attention_mib_ns[SL_UNIT_CPU][0] = 1e6;
     assert_near(attention_ns(&p, 1, 1999, 0), 1e6 * (2000 + 1) * 512 / MIB);
     assert_near(attention_ns(&p, 1, 1999, 100), 1e6 * (100 + 1) * 512 / MIB);
+    /* Keys and values each at the rate of their type: 2 x 64 elements in 136 or 72 bytes. */
+    p.attention_mib_ns[SL_UNIT_CPU][1] = 2e6;
+    p.attention_mib_ns[SL_UNIT_CPU][2] = 5e6;
+    assert_near(attention_types_ns(&p, (struct sl_kv_types){SL_TYPE_Q8_0, SL_TYPE_Q4_0}, 1, 999, 0),
+                1001 * (2e6 * 136 + 5e6 * 72) / MIB);
+    assert_near(attention_types_ns(&p, (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_Q8_0}, 1, 999, 0),
+                1001 * (1e6 * 256 + 2e6 * 136) / MIB);
     p.attention_gflop_ns[SL_UNIT_CPU] = 1e9;
     assert_near(attention_ns(&p, 256, 1000, 0), 1e9 * 256 * (1000 + 128.5) * 2048 / 1e9);
     double last = 0;
@@ -271,7 +286,8 @@ static void test_round_trip(void **state)
     assert_string_equal(q.cpu, p.cpu);
     assert_same_figures(&q.linear_ns[0][0][0], &p.linear_ns[0][0][0],
                         sizeof p.linear_ns / sizeof(double));
-    assert_same_figures(q.attention_mib_ns, p.attention_mib_ns, SL_N_UNITS);
+    assert_same_figures(&q.attention_mib_ns[0][0], &p.attention_mib_ns[0][0],
+                        SL_N_UNITS * SL_N_KV_TYPES);
     assert_same_figures(q.attention_gflop_ns, p.attention_gflop_ns, SL_N_UNITS);
     assert_same_figures(q.elementwise_mib_ns, p.elementwise_mib_ns, SL_N_UNITS);
     assert_same_figures(q.op_ns, p.op_ns, SL_N_UNITS);
