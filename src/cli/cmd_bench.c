@@ -352,6 +352,9 @@ enum sluice_status sl_cmd_bench(const struct sl_options *options, struct sluice_
     if (status == SLUICE_STATUS_OK) {
         status = print_rows(&b, err);
     }
+    if (status == SLUICE_STATUS_OK) {
+        status = sl_engine_finish_trace(&b.e, err);
+    }
     sl_free(b.rows);
     sl_free(b.tokens);
     sl_engine_close(&b.e);

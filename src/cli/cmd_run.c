@@ -335,6 +335,9 @@ enum sluice_status sl_cmd_run(const struct sl_options *options, struct sluice_er
     if (s.engine.ctx && sl_options_flag(options, SL_OPT_STATS)) {
         sl_stats_print(stderr, &s.engine, &s.times);
     }
+    if (status == SLUICE_STATUS_OK) {
+        status = sl_engine_finish_trace(&s.engine, err);
+    }
     if (status == SLUICE_STATUS_OK && sl_cli_interrupted()) {
         status = sl_error_set(err, SLUICE_STATUS_CANCELLED, "interrupted");
     }

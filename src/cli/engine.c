@@ -226,6 +226,10 @@ enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *
     SL_TRY(open_model(e, options, n_ctx, err));
     SL_TRY(sl_engine_open_device(e, options, err));
     SL_TRY(sl_engine_open_profile(e, err));
+    const char *const trace = sl_options_text(options, SL_OPT_TRACE);
+    if (trace) {
+        SL_TRY(sl_trace_open(&e->trace, trace, e->model, err));
+    }
     return set_budget(e, options, err);
 }
 
@@ -264,9 +268,19 @@ enum sluice_status sl_engine_open_dry(struct sl_engine *e, const struct sl_optio
 void sl_engine_close(struct sl_engine *e)
 {
     sl_context_destroy(&e->ctx);
+    sl_trace_close(&e->trace, NULL);
     sl_pool_destroy(&e->pool);
     sl_device_destroy(&e->device);
     sl_model_close(&e->model);
+}
+
+enum sluice_status sl_engine_finish_trace(struct sl_engine *e, struct sluice_error *err)
+{
+    if (!e->trace) {
+        return SLUICE_STATUS_OK;
+    }
+    sl_context_destroy(&e->ctx);
+    return sl_trace_close(&e->trace, err);
 }
 
 /* The options' choices are the names of the types, in lower case. */
@@ -308,6 +322,7 @@ enum sluice_status sl_engine_create_context(struct sl_engine *e, const struct sl
                                                .pool = e->pool,
                                                .profile = &e->profile,
                                                .plan = *plan,
+                                               .trace = e->trace,
                                                .cancelled = interrupted};
     return sl_context_create(&e->ctx, e->model, &options, err);
 }

@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "exec/context.h"
 #include "exec/profiler.h"
+#include "exec/trace.h"
 
 struct sl_engine {
     struct sl_model *model;
@@ -17,6 +18,7 @@ struct sl_engine {
     struct sl_pool *pool;
     struct sl_profile profile;
     struct sl_context *ctx;
+    struct sl_trace *trace; /* of --trace; NULL: none */
     int n_threads;
     int32_t n_ctx;
     uint64_t budget_bytes;
@@ -38,6 +40,8 @@ enum sluice_status sl_engine_open_dry(struct sl_engine *e, const struct sl_optio
 enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *options,
                                   int32_t n_ctx, struct sluice_error *err);
 void sl_engine_close(struct sl_engine *e);
+/* Give up the context and complete the file of --trace, if there is one. */
+enum sluice_status sl_engine_finish_trace(struct sl_engine *e, struct sluice_error *err);
 
 /* A budget in bytes; 0 without a device. `with_context`: it counts the driver's context in. */
 enum sluice_status sl_engine_resolve_budget(const struct sl_budget *budget, bool with_context,

@@ -231,6 +231,7 @@ void sl_context_destroy(struct sl_context **ctx)
     }
     struct sl_context *const c = *ctx;
     *ctx = NULL;
+    sl_trace_detach(c->trace);
     if (c->device) {
         finish_device(c);
     }
@@ -268,6 +269,11 @@ enum sluice_status sl_context_create(struct sl_context **out, const struct sl_mo
     }
     SL_TRY_OUT(init_host(ctx, err));
     SL_TRY_OUT(init_segments(ctx, err));
+    if (options->trace) {
+        struct sl_stream *const streams[] = {ctx->compute, ctx->copy, ctx->download};
+        ctx->trace = options->trace;
+        SL_TRY_OUT(sl_trace_attach(ctx->trace, ctx->plan, ctx->device, streams, err));
+    }
     *out = ctx;
     return SLUICE_STATUS_OK;
 out:

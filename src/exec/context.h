@@ -13,6 +13,7 @@
 #include "plan/plan.h"
 
 struct sl_context;
+struct sl_trace;
 
 struct sl_context_options {
     struct sl_device *device;             /* borrowed; NULL: CPU only */
@@ -20,6 +21,7 @@ struct sl_context_options {
     const struct sl_cpu_kernels *kernels; /* NULL: the best of this machine */
     const struct sl_profile *profile;     /* read during creation only */
     struct sl_plan_options plan;
+    struct sl_trace *trace; /* borrowed, records every pass; or NULL. See exec/trace.h */
     /* Polled between steps; true stops the pass with CANCELLED. May be NULL. */
     bool (*cancelled)(void *user);
     void *cancelled_user;

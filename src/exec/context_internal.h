@@ -6,6 +6,7 @@
 #define SL_EXEC_CONTEXT_INTERNAL_H
 
 #include "exec/context.h"
+#include "exec/trace.h"
 
 /* Host memory that the device copies from and to: page-locked when the device grants it. */
 struct sl_host_buffer {
@@ -35,6 +36,7 @@ struct sl_context {
     const struct sl_cpu_kernels *kernels;
     bool (*cancelled)(void *user);
     void *cancelled_user;
+    struct sl_trace *trace; /* or NULL */
     struct sl_plan *plan;
     int32_t n_past;
 

@@ -89,8 +89,11 @@ static enum sluice_status switch_tier(struct pass *p)
     const struct sl_plan *const plan = ctx->plan;
     while (ctx->n_valid < p->tier->n_resident) {
         const int32_t i = plan->resident_order[ctx->n_valid];
+        const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_COPY, "upload", i);
+        const uint64_t copied_before = ctx->stats.copied_bytes;
         p->copied = true;
         SL_TRY(copy_weights(p, &ctx->model->shards[i], ctx->arena + plan->resident_offset[i]));
+        sl_trace_end(ctx->trace, mark, (size_t)(ctx->stats.copied_bytes - copied_before));
         SL_TRY(p->vt->event_record(ctx->device, ctx->ready[i], ctx->copy, p->err));
         ctx->pending[i] = true;
         ctx->n_valid++;
@@ -116,6 +119,8 @@ static enum sluice_status run_copy(struct pass *p, const struct sl_step *step)
             }
         }
     }
+    const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_COPY, "", step->shard);
+    const uint64_t copied_before = ctx->stats.copied_bytes;
     SL_TRY(copy_weights(p, shard, image));
     if (kv_on_host(ctx, shard)) {
         /* With the blocks that this pass will write: their other cells must hold finite values. */
@@ -125,6 +130,7 @@ static enum sluice_status run_copy(struct pass *p, const struct sl_step *step)
                                      host_kv(ctx, shard), bytes, p->err));
         ctx->stats.copied_bytes += bytes;
     }
+    sl_trace_end(ctx->trace, mark, (size_t)(ctx->stats.copied_bytes - copied_before));
     return p->vt->event_record(ctx->device, ctx->ready[step->shard], ctx->copy, p->err);
 }
 
@@ -256,10 +262,13 @@ static enum sluice_status download_kv(struct pass *p, int32_t index, const struc
     const size_t block_bytes = kv_block_bytes(ctx);
     const size_t first = (size_t)ctx->n_past / SL_KV_BLOCK;
     const size_t last = (size_t)(ctx->n_past + p->n - 1) / SL_KV_BLOCK;
+    const size_t bytes = (last - first + 1) * block_bytes;
     SL_TRY(p->vt->stream_wait(ctx->device, ctx->download, ctx->done[index], p->err));
-    SL_TRY(p->vt->copy_to_host(
-        ctx->device, ctx->download, host_kv(ctx, shard) + first * block_bytes,
-        device_kv + first * block_bytes, (last - first + 1) * block_bytes, p->err));
+    const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_DOWNLOAD, "KV of", index);
+    SL_TRY(p->vt->copy_to_host(ctx->device, ctx->download,
+                               host_kv(ctx, shard) + first * block_bytes,
+                               device_kv + first * block_bytes, bytes, p->err));
+    sl_trace_end(ctx->trace, mark, bytes);
     p->last_download = index;
     return p->vt->event_record(ctx->device, ctx->downloaded[index], ctx->download, p->err);
 }
@@ -275,13 +284,17 @@ static enum sluice_status run_gpu(struct pass *p, const struct sl_step *step)
         ctx->pending[i] = false;
     }
     struct sl_shard_bind bind = device_bind(p, i, step->ring_offset);
+    const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_GPU, "", i);
     if (shard->kind == SL_SHARD_HEAD) {
-        return run_head_on_device(p, bind, shard);
+        SL_TRY(run_head_on_device(p, bind, shard));
+        sl_trace_end(ctx->trace, mark, 0);
+        return SLUICE_STATUS_OK;
     }
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const int n_ops = sl_shard_build(ctx->model, shard, &bind, ops);
     SL_TRY(p->vt->run(ctx->device, ctx->compute, ops, n_ops, ctx->arena + p->tier->scratch_offset,
                       p->err));
+    sl_trace_end(ctx->trace, mark, 0);
     if (!streamed) {
         return SLUICE_STATUS_OK; /* nobody waits for it */
     }
@@ -314,18 +327,24 @@ static enum sluice_status move_hidden(struct pass *p, const struct sl_step *step
     const size_t bytes = (size_t)p->n * row_bytes - skip;
     uint8_t *const host = (uint8_t *)ctx->hidden.data + skip;
     uint8_t *const device = ctx->arena + p->tier->hidden_offset + skip;
-    if (step->kind == SL_STEP_HIDDEN_UP) {
-        return p->vt->copy_to_device(ctx->device, ctx->compute, device, host, bytes, p->err);
-    }
-    return p->vt->copy_to_host(ctx->device, ctx->compute, host, device, bytes, p->err);
+    const bool up = step->kind == SL_STEP_HIDDEN_UP;
+    const int32_t mark =
+        sl_trace_begin(ctx->trace, SL_LANE_GPU, up ? "hidden up" : "hidden down", -1);
+    SL_TRY(up ? p->vt->copy_to_device(ctx->device, ctx->compute, device, host, bytes, p->err)
+              : p->vt->copy_to_host(ctx->device, ctx->compute, host, device, bytes, p->err));
+    sl_trace_end(ctx->trace, mark, bytes);
+    return SLUICE_STATUS_OK;
 }
 
 /* The driver waits for what the compute stream has brought down. */
 static enum sluice_status await_hidden(struct pass *p)
 {
     struct sl_context *const ctx = p->ctx;
+    const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_DRIVER, "wait for hidden", -1);
     SL_TRY(p->vt->event_record(ctx->device, ctx->hidden_event, ctx->compute, p->err));
-    return p->vt->event_sync(ctx->device, ctx->hidden_event, p->err);
+    SL_TRY(p->vt->event_sync(ctx->device, ctx->hidden_event, p->err));
+    sl_trace_end(ctx->trace, mark, 0);
+    return SLUICE_STATUS_OK;
 }
 
 static enum sluice_status check_cancelled(const struct pass *p)
@@ -341,13 +360,8 @@ static enum sl_shard_kind step_shard_kind(const struct pass *p, const struct sl_
     return p->ctx->model->shards[step->shard].kind;
 }
 
-static enum sluice_status run_step(struct pass *p, const struct sl_step *step)
+static enum sluice_status run_step_kind(struct pass *p, const struct sl_step *step)
 {
-    const struct sl_context *const ctx = p->ctx;
-    SL_TRY(check_cancelled(p));
-    if (p->n_outputs == 0 && ctx->model->shards[step->shard].kind == SL_SHARD_HEAD) {
-        return SLUICE_STATUS_OK; /* nobody asked for logits */
-    }
     switch (step->kind) {
     case SL_STEP_COPY:
         return run_copy(p, step);
@@ -363,6 +377,26 @@ static enum sluice_status run_step(struct pass *p, const struct sl_step *step)
     default:
         return move_hidden(p, step);
     }
+}
+
+static enum sluice_status run_step(struct pass *p, const struct sl_step *step)
+{
+    const struct sl_context *const ctx = p->ctx;
+    SL_TRY(check_cancelled(p));
+    if (p->n_outputs == 0 && ctx->model->shards[step->shard].kind == SL_SHARD_HEAD) {
+        return SLUICE_STATUS_OK; /* nobody asked for logits */
+    }
+    static const char *const names[] = {[SL_STEP_COPY] = "queue copy of",
+                                        [SL_STEP_GPU] = "queue",
+                                        [SL_STEP_CPU] = "",
+                                        [SL_STEP_HIDDEN_DOWN] = "hidden down for",
+                                        [SL_STEP_HIDDEN_UP] = "hidden up for"};
+    const int32_t mark =
+        sl_trace_begin(ctx->trace, step->kind == SL_STEP_CPU ? SL_LANE_CPU : SL_LANE_DRIVER,
+                       names[step->kind], step->shard);
+    SL_TRY(run_step_kind(p, step));
+    sl_trace_end(ctx->trace, mark, 0);
+    return SLUICE_STATUS_OK;
 }
 
 /* Whether a step only queues work on the compute stream, waiting for no other. */
@@ -412,7 +446,9 @@ static enum sluice_status record_segment(struct pass *p, int32_t k, int32_t end,
 {
     struct sl_context *const ctx = p->ctx;
     SL_TRY(p->vt->graph_begin(ctx->device, ctx->compute, p->err));
+    sl_trace_mute(ctx->trace, true);
     const enum sluice_status status = queue_segment(p, k, end);
+    sl_trace_mute(ctx->trace, false);
     if (status != SLUICE_STATUS_OK) {
         struct sl_graph *half = NULL;
         if (p->vt->graph_end(ctx->device, ctx->compute, &half, NULL) == SLUICE_STATUS_OK) {
@@ -440,7 +476,10 @@ static enum sluice_status run_segment(struct pass *p, int32_t k, int32_t end)
         SL_TRY(record_segment(p, k, end, &seg->graph));
     }
     if (seg->graph) {
+        const int32_t mark =
+            sl_trace_begin(ctx->trace, SL_LANE_GPU, "graph up to", p->tier->steps[end - 1].shard);
         SL_TRY(p->vt->graph_launch(ctx->device, ctx->compute, seg->graph, p->err));
+        sl_trace_end(ctx->trace, mark, 0);
     } else {
         SL_TRY(queue_segment(p, k, end));
     }
@@ -468,6 +507,7 @@ static bool uses_graphs(const struct pass *p)
 static enum sluice_status sync_all(struct pass *p)
 {
     struct sl_context *const ctx = p->ctx;
+    const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_DRIVER, "wait for all", -1);
     SL_TRY(p->vt->stream_sync(ctx->device, ctx->compute, p->err));
     if (p->copied) {
         SL_TRY(p->vt->stream_sync(ctx->device, ctx->copy, p->err));
@@ -475,6 +515,7 @@ static enum sluice_status sync_all(struct pass *p)
     if (p->last_download >= 0) {
         SL_TRY(p->vt->stream_sync(ctx->device, ctx->download, p->err));
     }
+    sl_trace_end(ctx->trace, mark, 0);
     if (p->late_rows) {
         memcpy(p->late_rows, ctx->logits.data, p->late_bytes);
     }
@@ -555,8 +596,10 @@ enum sluice_status sl_pass_run(struct sl_context *ctx, const int32_t *tokens, in
         const int32_t up = (n_kv + SL_GRAPH_KV_STEP - 1) / SL_GRAPH_KV_STEP * SL_GRAPH_KV_STEP;
         p.n_kv_max = up < n_ctx ? up : n_ctx;
     }
+    sl_trace_pass_begin(ctx->trace, n, ctx->n_past);
     sl_model_embed(ctx->model, tokens, n, ctx->hidden.data);
     const enum sluice_status status = run_steps(&p);
+    sl_trace_pass_end(ctx->trace, t, status == SLUICE_STATUS_OK);
     if (status != SLUICE_STATUS_OK) {
         recover(&p);
         return status;
