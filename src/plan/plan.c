@@ -38,6 +38,7 @@ static void tier_finish(struct sl_tier_plan *tier)
 {
     sl_free(tier->placement);
     sl_free(tier->steps);
+    sl_free(tier->timeline.items);
 }
 
 void sl_plan_destroy(struct sl_plan **plan)
@@ -87,6 +88,10 @@ static enum sluice_status add_tier(struct sl_plan *plan, struct sl_search *s,
     tier->n_steps = sl_steps_compile(tier->placement, s->item_bytes, n, c->ring_bytes, tier->steps,
                                      s->step_scratch);
     SL_CHECK(tier->n_steps > 0, INTERNAL, err, "a streamed shard does not fit its ring");
+    tier->timeline.items = sl_calloc(SL_MEM_PLAN, (size_t)tier->n_steps * SL_INTERVALS_PER_STEP,
+                                     sizeof *tier->timeline.items);
+    SL_CHECK(tier->timeline.items, OUT_OF_MEMORY, err, "no memory for a plan");
+    sl_search_timeline(s, c, &tier->timeline);
     tier->predicted = c->result;
     tier->limit_ns = sl_search_limit_ns(s, c, tier->placement);
     map_tier(tier, s, c, plan->arena_bytes);

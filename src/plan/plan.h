@@ -79,6 +79,7 @@ struct sl_tier_plan {
     size_t scratch_offset;
     size_t end_offset;              /* one past the last byte used: at most arena_bytes */
     struct sl_sim_result predicted; /* of a full pass at the assumed depth */
+    struct sl_timeline timeline;    /* the same pass in detail */
     double limit_ns; /* no schedule can be faster on this machine (bytes and operations) */
 };
 

@@ -296,8 +296,17 @@ static bool score(struct sl_search *s, struct sl_candidate *c)
         cost = s->candidate_cost;
     }
     c->result = sl_steps_simulate(s->steps, n_steps, s->placement, cost, &s->hop[c->tier],
-                                  s->done_ns, s->ready_ns);
+                                  s->done_ns, s->ready_ns, s->timeline);
     return true;
+}
+
+void sl_search_timeline(struct sl_search *s, const struct sl_candidate *c,
+                        struct sl_timeline *timeline)
+{
+    struct sl_candidate again = *c;
+    s->timeline = timeline;
+    score(s, &again);
+    s->timeline = NULL;
 }
 
 /* Set n_resident to what fits; false when the fixed parts alone do not. */

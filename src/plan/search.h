@@ -59,6 +59,7 @@ struct sl_search {
     struct sl_step *steps;
     size_t *step_scratch;
     double *done_ns, *ready_ns;
+    struct sl_timeline *timeline; /* filled by the next score; NULL: none */
     int32_t *order;
 };
 
@@ -75,6 +76,10 @@ enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
 int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers, int32_t *order);
 size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers);
 void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t *placement);
+
+/* What each engine does in a pass by this candidate; items for its steps must be there. */
+void sl_search_timeline(struct sl_search *s, const struct sl_candidate *c,
+                        struct sl_timeline *timeline);
 
 /* Lower bound on the pass with these shards outside VRAM: docs/design.md, "The limit". */
 double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *c,

@@ -147,17 +147,53 @@ static double later(double a, double b)
     return a > b ? a : b;
 }
 
+static void note(struct sl_timeline *t, enum sl_sim_engine engine, int32_t step, double begin_ns,
+                 double end_ns)
+{
+    if (end_ns > begin_ns) {
+        t->items[t->n++] = (struct sl_interval){engine, step, begin_ns, end_ns};
+    }
+}
+
+/* Clocks of the engines. */
+struct clocks {
+    double host, copy, gpu, download;
+};
+
+/* What step k did, from the clocks and the work done before and after it. Work comes after waiting,
+ * so an engine was busy at the end of its interval; of the host, the CPU's part is the pool's. */
+static void note_step(struct sl_timeline *t, int32_t k, const struct clocks *before,
+                      const struct clocks *after, const struct sl_sim_result *work_before,
+                      const struct sl_sim_result *work, double download_ns)
+{
+    const double cpu = work->cpu_busy_ns - work_before->cpu_busy_ns;
+    const double gpu = work->gpu_busy_ns - work_before->gpu_busy_ns;
+    const double copy = work->copy_busy_ns - work_before->copy_busy_ns;
+    note(t, SL_ENGINE_DRIVER, k, before->host, after->host - cpu);
+    note(t, SL_ENGINE_CPU, k, after->host - cpu, after->host);
+    note(t, SL_ENGINE_GPU, k, after->gpu - gpu, after->gpu);
+    note(t, SL_ENGINE_COPY, k, after->copy - copy, after->copy);
+    if (after->download > before->download) {
+        note(t, SL_ENGINE_DOWNLOAD, k, after->download - download_ns, after->download);
+    }
+}
+
 struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_steps,
                                        const uint8_t *placement, const struct sl_shard_cost *cost,
                                        const struct sl_hop_cost *hop, double *done_ns,
-                                       double *ready_ns)
+                                       double *ready_ns, struct sl_timeline *timeline)
 {
     struct sl_sim_result r = {0};
     double host = 0, copy = 0, gpu = 0, download = 0;
+    if (timeline) {
+        timeline->n = 0;
+    }
     for (int32_t k = 0; k < n_steps; k++) {
         const struct sl_step *const step = &steps[k];
         const int32_t i = step->shard;
         const struct sl_shard_cost *const c = &cost[i];
+        const struct clocks before = {host, copy, gpu, download};
+        const struct sl_sim_result work_before = r;
         switch (step->kind) {
         case SL_STEP_COPY:
             copy = later(copy, later(host, step->after >= 0 ? done_ns[step->after] : 0));
@@ -191,6 +227,10 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
             r.cpu_busy_ns += t;
             break;
         }
+        }
+        if (timeline) {
+            const struct clocks after = {host, copy, gpu, download};
+            note_step(timeline, k, &before, &after, &work_before, &r, c->download_ns);
         }
     }
     r.pass_ns = later(later(host, gpu), download);

@@ -62,10 +62,34 @@ struct sl_sim_result {
     double cpu_busy_ns;
 };
 
-/* `done_ns` and `ready_ns` are scratch of n_shards each. */
+/* What an engine did when, in the simulation. The driver queues work and waits for it; between the
+ * intervals of the others they wait, or the hidden state moves. */
+enum sl_sim_engine {
+    SL_ENGINE_DRIVER,
+    SL_ENGINE_CPU,
+    SL_ENGINE_GPU,
+    SL_ENGINE_COPY,
+    SL_ENGINE_DOWNLOAD,
+    SL_N_ENGINES
+};
+
+struct sl_interval {
+    enum sl_sim_engine engine;
+    int32_t step;
+    double begin_ns, end_ns;
+};
+
+#define SL_INTERVALS_PER_STEP 4
+
+struct sl_timeline {
+    struct sl_interval *items; /* [SL_INTERVALS_PER_STEP * n_steps]; the caller's */
+    int32_t n;
+};
+
+/* `done_ns` and `ready_ns` are scratch of n_shards each; `timeline` may be NULL. */
 struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_steps,
                                        const uint8_t *placement, const struct sl_shard_cost *cost,
                                        const struct sl_hop_cost *hop, double *done_ns,
-                                       double *ready_ns);
+                                       double *ready_ns, struct sl_timeline *timeline);
 
 #endif

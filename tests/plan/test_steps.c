@@ -287,13 +287,40 @@ static double run_clockwork(struct clockwork *c)
     return c->now;
 }
 
+/* An engine does one thing at a time, in order, and for as long as the totals say; the last of them
+ * is done when the pass is. */
+static void check_timeline(const struct program *p, const struct sl_timeline *t,
+                           const struct sl_sim_result *r)
+{
+    double end[SL_N_ENGINES] = {0}, busy[SL_N_ENGINES] = {0}, last = 0;
+    CHECK(p, t->n <= SL_INTERVALS_PER_STEP * p->n_steps);
+    for (int32_t i = 0; i < t->n; i++) {
+        const struct sl_interval *const item = &t->items[i];
+        CHECK(p, item->begin_ns >= end[item->engine] - 1e-6 && item->end_ns > item->begin_ns);
+        CHECK(p, item->step >= 0 && item->step < p->n_steps);
+        end[item->engine] = item->end_ns;
+        busy[item->engine] += item->end_ns - item->begin_ns;
+        last = fmax(last, item->end_ns);
+    }
+    /* The hidden state's way up is nobody's, and may be the last thing of all. */
+    CHECK(p, last <= r->pass_ns + 1e-6);
+    CHECK(p, fabs(busy[SL_ENGINE_COPY] - r->copy_busy_ns) < 1e-6);
+    CHECK(p, fabs(busy[SL_ENGINE_GPU] - r->gpu_busy_ns) < 1e-6);
+    CHECK(p, fabs(busy[SL_ENGINE_CPU] - r->cpu_busy_ns) < 1e-6);
+}
+
 static struct sl_sim_result simulate(const struct program *p, const struct sl_shard_cost *cost,
                                      const struct sl_hop_cost *hop)
 {
+    static struct sl_interval items[SL_INTERVALS_PER_STEP * SL_STEPS_PER_SHARD * MAX_SHARDS];
+    struct sl_timeline timeline = {.items = items};
     double done[MAX_SHARDS], ready[MAX_SHARDS];
     memset(done, 0xff, sizeof done); /* NaN: whatever is read must have been written */
     memset(ready, 0xff, sizeof ready);
-    return sl_steps_simulate(p->steps, p->n_steps, p->placement, cost, hop, done, ready);
+    const struct sl_sim_result r =
+        sl_steps_simulate(p->steps, p->n_steps, p->placement, cost, hop, done, ready, &timeline);
+    check_timeline(p, &timeline, &r);
+    return r;
 }
 
 /* Whole numbers, so that sums are exact and the two must agree to the last bit. */
