@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "cli/engine.h"
 #include "cli/json.h"
+#include "cli/plan_svg.h"
 
 #define PROMPT_TOKENS 1024 /* of the TTFT shown */
 #define MIB 1048576.0
@@ -191,6 +192,10 @@ enum sluice_status sl_cmd_plan(const struct sl_options *options, struct sluice_e
     if (status == SLUICE_STATUS_OK) {
         const struct sl_plan_options o = sl_engine_plan_options(&e, options);
         status = sl_plan_create(&plan, e.model, &e.profile, &o, err);
+    }
+    const char *const svg = sl_options_text(options, SL_OPT_SVG);
+    if (status == SLUICE_STATUS_OK && svg) {
+        status = sl_plan_svg_write(svg, &e, plan, err);
     }
     if (status == SLUICE_STATUS_OK && sl_options_flag(options, SL_OPT_JSON)) {
         status = print_json(&e, plan, err);
