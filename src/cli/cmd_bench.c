@@ -42,6 +42,7 @@ struct bench {
     const struct sl_options *options;
     struct sl_engine e;
     struct values prompts, generated, depths;
+    bool after_prompt; /* generate at the end of each prompt, else at the depths alone */
     struct sl_kv_types kv_types;
     int repeats;
     int32_t *tokens;
@@ -79,10 +80,14 @@ static int32_t most_of(const struct values *v)
     return most;
 }
 
+/* Fill the cache up to `depth`. It always holds the first of the same tokens: what is there stays.
+ */
 static enum sluice_status eval_depth(struct bench *b, int32_t depth, struct sluice_error *err)
 {
-    sl_context_truncate(b->e.ctx, 0);
-    return depth > 0 ? sl_context_eval(b->e.ctx, b->tokens, depth, 0, NULL, err) : SLUICE_STATUS_OK;
+    const int32_t have = sl_context_n_past(b->e.ctx);
+    sl_context_truncate(b->e.ctx, depth);
+    return have < depth ? sl_context_eval(b->e.ctx, b->tokens + have, depth - have, 0, NULL, err)
+                        : SLUICE_STATUS_OK;
 }
 
 /* Time one test once, from a cache of `depth` tokens. */
@@ -121,16 +126,17 @@ static double limit_ns(const struct sl_plan *plan, enum metric metric, int32_t n
 static enum sluice_status run_test(struct bench *b, enum metric metric, int32_t n, int32_t depth,
                                    int64_t budget_mib, struct sluice_error *err)
 {
+    const struct sl_plan *const plan = sl_context_plan(b->e.ctx);
     double ns[MAX_REPEATS];
     uint64_t once = 0;
+    const int32_t warm = metric == METRIC_DECODE ? 4 : plan->n_ubatch;
     SL_TRY(eval_depth(b, depth, err));
-    SL_TRY(time_once(b, metric, metric == METRIC_DECODE && n > 4 ? 4 : n, depth, &once, err));
+    SL_TRY(time_once(b, metric, n < warm ? n : warm, depth, &once, err));
     for (int r = 0; r < b->repeats; r++) {
         SL_TRY(time_once(b, metric, n, depth, &once, err));
         ns[r] = (double)once;
     }
     const double median = sl_median(ns, b->repeats);
-    const struct sl_plan *const plan = sl_context_plan(b->e.ctx);
     struct sl_context_stats stats;
     sl_context_get_stats(b->e.ctx, &stats);
     b->rows[b->n_rows++] =
@@ -150,6 +156,32 @@ static enum sluice_status run_test(struct bench *b, enum metric metric, int32_t 
     return SLUICE_STATUS_OK;
 }
 
+static enum sluice_status run_generations(struct bench *b, int32_t depth, int64_t mib,
+                                          struct sluice_error *err)
+{
+    for (int i = 0; i < b->generated.n; i++) {
+        if (b->generated.v[i] > 0) {
+            SL_TRY(run_test(b, METRIC_DECODE, b->generated.v[i], depth, mib, err));
+        }
+    }
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status run_depth(struct bench *b, int32_t depth, int64_t mib,
+                                    struct sluice_error *err)
+{
+    for (int i = 0; i < b->prompts.n; i++) {
+        const int32_t n = b->prompts.v[i];
+        if (n > 0) {
+            SL_TRY(run_test(b, METRIC_PREFILL, n, depth, mib, err));
+        }
+        if (b->after_prompt) {
+            SL_TRY(run_generations(b, depth + n, mib, err));
+        }
+    }
+    return b->after_prompt ? SLUICE_STATUS_OK : run_generations(b, depth, mib, err);
+}
+
 static enum sluice_status run_budget(struct bench *b, const char *text, struct sluice_error *err)
 {
     struct sl_budget budget;
@@ -157,21 +189,13 @@ static enum sluice_status run_budget(struct bench *b, const char *text, struct s
     b->kv_types = plan.kv_types;
     SL_TRY(sl_budget_parse(text, &budget, err));
     SL_TRY(sl_engine_resolve_budget(&budget, false, &b->e.info, &plan.budget_bytes, err));
-    plan.depth = most_of(&b->depths) + most_of(&b->generated) / 2;
+    plan.depth = most_of(&b->depths) + (b->after_prompt ? most_of(&b->prompts) : 0) +
+                 most_of(&b->generated) / 2;
     plan.depth = plan.depth > 0 ? plan.depth : 1;
     SL_TRY(sl_engine_create_context(&b->e, &plan, err));
     const int64_t mib = budget.kind == SL_BUDGET_AUTO ? -1 : (int64_t)(plan.budget_bytes >> 20);
     for (int d = 0; d < b->depths.n; d++) {
-        for (int i = 0; i < b->prompts.n; i++) {
-            if (b->prompts.v[i] > 0) {
-                SL_TRY(run_test(b, METRIC_PREFILL, b->prompts.v[i], b->depths.v[d], mib, err));
-            }
-        }
-        for (int i = 0; i < b->generated.n; i++) {
-            if (b->generated.v[i] > 0) {
-                SL_TRY(run_test(b, METRIC_DECODE, b->generated.v[i], b->depths.v[d], mib, err));
-            }
-        }
+        SL_TRY(run_depth(b, b->depths.v[d], mib, err));
     }
     return SLUICE_STATUS_OK;
 }
@@ -300,6 +324,7 @@ static enum sluice_status parse_options(struct bench *b, struct sluice_error *er
     SL_TRY(parse_values(sl_options_text(o, SL_OPT_BENCH_GENERATE), "--n-gen", &b->generated, err));
     SL_TRY(parse_values(sl_options_text(o, SL_OPT_BENCH_DEPTH), "--n-depth", &b->depths, err));
     b->repeats = (int)sl_options_int(o, SL_OPT_BENCH_REPEATS);
+    b->after_prompt = sl_options_flag(o, SL_OPT_BENCH_AFTER_PROMPT);
     return SLUICE_STATUS_OK;
 }
 
@@ -311,7 +336,10 @@ static enum sluice_status run_all(struct bench *b, const char *budgets, struct s
     for (const char *c = list; *c; c++) {
         n_budgets += *c == ',';
     }
-    b->n_total = n_budgets * b->depths.n * (b->prompts.n + b->generated.n);
+    b->n_total = n_budgets * b->depths.n * b->prompts.n * (1 + b->generated.n);
+    if (!b->after_prompt) {
+        b->n_total = n_budgets * b->depths.n * (b->prompts.n + b->generated.n);
+    }
     b->rows = sl_calloc(SL_MEM_CLI, (size_t)b->n_total, sizeof *b->rows);
     enum sluice_status status =
         b->rows ? SLUICE_STATUS_OK
@@ -331,8 +359,10 @@ enum sluice_status sl_cmd_bench(const struct sl_options *options, struct sluice_
 {
     struct bench b = {.options = options};
     SL_TRY(parse_options(&b, err));
-    const int32_t longest =
-        most_of(&b.prompts) > most_of(&b.generated) ? most_of(&b.prompts) : most_of(&b.generated);
+    const int32_t prompt = most_of(&b.prompts), generated = most_of(&b.generated);
+    const int32_t longest = b.after_prompt       ? prompt + generated
+                            : prompt > generated ? prompt
+                                                 : generated;
     const int32_t n_ctx = most_of(&b.depths) + longest;
     SL_CHECK(n_ctx > 0, INVALID_ARGUMENT, err, "nothing to measure: --n-prompt and --n-gen are 0");
     enum sluice_status status = sl_engine_open(&b.e, options, n_ctx, err);
