@@ -8,14 +8,14 @@
  * of each group at the root, the last of all opens the next phase. No line is then written by more
  * than four threads, which keeps the cost near that of two cache-line hand-overs a level.
  *
- * Waiting spins, then yields, then naps: on a machine with more threads than cores the thread that
- * is waited for must get a core.
+ * Waiting spins for about as long as a sleep would cost, then sleeps: a core that is left idle
+ * takes over the thread that is waited for when a neighbour has taken its core. Yielding would not
+ * do: a core that yields is still busy. Who completes something wakes those who sleep for it.
  */
 #include "base/pool.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
@@ -31,19 +31,19 @@
 #define TICKET_BITS 16
 #define TICKET_MASK ((UINT64_C(1) << TICKET_BITS) - 1)
 
-/* Rounds of `pause` before the first yield, and of yields before the first nap. */
-#define SPIN_ROUNDS 4000
-#define SPIN_ROUNDS_CROWDED 50
-#define YIELD_ROUNDS 2000
-#define NAP_NS 50000
-/* How long an idle worker stays awake: about the gap between two shards of a token. */
-#define IDLE_SPIN_ROUNDS 20000
-#define IDLE_SPIN_ROUNDS_CROWDED 200
+/* How long to spin for the others of the team before sleeping, and for the next run: longer than
+ * the gap between two shards of a token. With more threads than cores somebody needs this core. */
+#define SPIN_NS 50000
+#define IDLE_SPIN_NS 400000
+#define SPIN_NS_CROWDED 2000
+/* Rounds of `pause` between looks at the clock. */
+#define SPIN_ROUNDS 32
 
 struct counter {
-    _Alignas(CACHE_LINE) atomic_int n;
+    _Alignas(CACHE_LINE) atomic_uint_fast64_t n;
 };
 
+/* What is known of a thread, the caller (0) too. */
 struct worker {
     _Alignas(CACHE_LINE) atomic_bool asleep;
     pthread_mutex_t lock; /* guards the change of `asleep` against a lost wake-up */
@@ -61,16 +61,17 @@ struct sl_pool {
     void *arg;
     int n_threads;
     int n_active; /* takes part in the next run; the caller's own */
-    int spin_rounds;
-    int idle_rounds;
+    uint64_t spin_ns;
+    uint64_t idle_spin_ns;
     bool quit; /* published by `ticket` too */
 
     _Alignas(CACHE_LINE) atomic_uint_fast64_t ticket;
     struct counter n_running; /* workers that have not finished this run */
     struct counter phase;     /* of the barrier */
     struct counter root;
-    struct counter *groups; /* [n_threads / GROUP_THREADS rounded up] */
-    struct worker *workers; /* [n_threads], entry 0 unused */
+    struct counter n_asleep; /* inside the barrier */
+    struct counter *groups;  /* [n_threads / GROUP_THREADS rounded up] */
+    struct worker *workers;  /* [n_threads], entry 0 the caller's */
 };
 
 /* Index and team size of the thread that is inside a pool function. */
@@ -86,18 +87,59 @@ static inline void pause_core(void)
 #endif
 }
 
-/* One step of waiting; `round` counts from 0. */
-static void back_off(int *round, int spin_rounds)
+/* Spin until the word is no longer `old`; false when the time is over first. */
+static bool spin_while(atomic_uint_fast64_t *word, uint64_t old, uint64_t limit_ns)
 {
-    if (*round < spin_rounds) {
-        pause_core();
-    } else if (*round < spin_rounds + YIELD_ROUNDS) {
-        sched_yield();
-    } else {
-        sl_clock_sleep_ns(NAP_NS);
-        return; /* stays in the last stage; the count cannot overflow */
+    uint64_t end = 0;
+    for (;;) {
+        for (int i = 0; i < SPIN_ROUNDS; i++) {
+            if (atomic_load_explicit(word, memory_order_acquire) != old) {
+                return true;
+            }
+            pause_core();
+        }
+        /* The clock is asked only when the wait is not a short one. */
+        const uint64_t now = sl_clock_now_ns();
+        end = end == 0 ? now + limit_ns : end;
+        if (now >= end) {
+            return false;
+        }
     }
-    (*round)++;
+}
+
+/* Announce first, then look once more: who changes the word stores it first and looks at `asleep`
+ * then, so one of the two sees the other. Both need sequential consistency. */
+static void sleep_while(struct worker *self, atomic_uint_fast64_t *word, uint64_t old)
+{
+    pthread_mutex_lock(&self->lock);
+    atomic_store(&self->asleep, true);
+    while (atomic_load(word) == old) {
+        pthread_cond_wait(&self->wake, &self->lock);
+    }
+    atomic_store(&self->asleep, false);
+    pthread_mutex_unlock(&self->lock);
+}
+
+/* Wake those of threads first .. end - 1 that sleep. The word that they wait for has changed. */
+static void wake_threads(struct sl_pool *pool, int first, int end)
+{
+    for (int i = first; i < end; i++) {
+        struct worker *worker = &pool->workers[i];
+        if (atomic_load(&worker->asleep)) {
+            pthread_mutex_lock(&worker->lock); /* it is inside its wait, or not yet at its look */
+            pthread_mutex_unlock(&worker->lock);
+            pthread_cond_signal(&worker->wake);
+        }
+    }
+}
+
+/* The last to arrive. */
+static void open_phase(struct sl_pool *pool, uint64_t phase, int n_threads)
+{
+    atomic_store(&pool->phase.n, phase + 1);
+    if (atomic_load(&pool->n_asleep.n) != 0) {
+        wake_threads(pool, 0, n_threads);
+    }
 }
 
 void sl_pool_barrier(struct sl_pool *pool)
@@ -107,25 +149,25 @@ void sl_pool_barrier(struct sl_pool *pool)
         return;
     }
     /* The phase cannot move before this thread arrives. */
-    const int phase = atomic_load_explicit(&pool->phase.n, memory_order_relaxed);
+    const uint64_t phase = atomic_load_explicit(&pool->phase.n, memory_order_relaxed);
     const int group = current_thread / GROUP_THREADS;
-    const int n_groups = (n + GROUP_THREADS - 1) / GROUP_THREADS;
+    const uint64_t n_groups = ((uint64_t)n + GROUP_THREADS - 1) / GROUP_THREADS;
     const int left = n - group * GROUP_THREADS;
-    const int members = left < GROUP_THREADS ? left : GROUP_THREADS;
+    const uint64_t members = (uint64_t)(left < GROUP_THREADS ? left : GROUP_THREADS);
 
-    atomic_int *const at = &pool->groups[group].n;
+    atomic_uint_fast64_t *const at = &pool->groups[group].n;
     if (atomic_fetch_add_explicit(at, 1, memory_order_acq_rel) == members - 1) {
         atomic_store_explicit(at, 0, memory_order_relaxed);
         if (atomic_fetch_add_explicit(&pool->root.n, 1, memory_order_acq_rel) == n_groups - 1) {
             atomic_store_explicit(&pool->root.n, 0, memory_order_relaxed);
-            atomic_store_explicit(&pool->phase.n, (int)((unsigned)phase + 1u),
-                                  memory_order_release);
+            open_phase(pool, phase, n);
             return;
         }
     }
-    int round = 0;
-    while (atomic_load_explicit(&pool->phase.n, memory_order_acquire) == phase) {
-        back_off(&round, pool->spin_rounds);
+    if (!spin_while(&pool->phase.n, phase, pool->spin_ns)) {
+        atomic_fetch_add(&pool->n_asleep.n, 1);
+        sleep_while(&pool->workers[current_thread], &pool->phase.n, phase);
+        atomic_fetch_sub(&pool->n_asleep.n, 1);
     }
 }
 
@@ -150,25 +192,10 @@ static bool takes_part(uint64_t ticket, int thread)
 static uint64_t await_ticket(struct worker *self, uint64_t seen)
 {
     struct sl_pool *pool = self->pool;
-    const int rounds = takes_part(seen, self->index) ? pool->idle_rounds : 0;
-    uint64_t ticket;
-    for (int i = 0; i < rounds; i++) {
-        ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
-        if (ticket != seen) {
-            return ticket;
-        }
-        pause_core();
+    if (!takes_part(seen, self->index) || !spin_while(&pool->ticket, seen, pool->idle_spin_ns)) {
+        sleep_while(self, &pool->ticket, seen);
     }
-    pthread_mutex_lock(&self->lock);
-    /* Announce first, then look once more: the caller stores the ticket first and looks at
-     * `asleep` then, so one of the two sees the other. Both need sequential consistency. */
-    atomic_store(&self->asleep, true);
-    while ((ticket = atomic_load(&pool->ticket)) == seen) {
-        pthread_cond_wait(&self->wake, &self->lock);
-    }
-    atomic_store(&self->asleep, false);
-    pthread_mutex_unlock(&self->lock);
-    return ticket;
+    return atomic_load(&pool->ticket);
 }
 
 static void *worker_main(void *arg)
@@ -185,7 +212,9 @@ static void *worker_main(void *arg)
             return NULL;
         }
         run_as(pool, self->index, (int)(ticket & TICKET_MASK));
-        atomic_fetch_sub_explicit(&pool->n_running.n, 1, memory_order_release);
+        if (atomic_fetch_sub(&pool->n_running.n, 1) == 1) {
+            wake_threads(pool, 0, 1);
+        }
     }
 }
 
@@ -195,12 +224,16 @@ static void issue_ticket(struct sl_pool *pool, int n)
     const uint64_t last = atomic_load_explicit(&pool->ticket, memory_order_relaxed);
     const uint64_t next = (((last >> TICKET_BITS) + 1) << TICKET_BITS) | (uint64_t)n;
     atomic_store(&pool->ticket, next);
-    for (int i = 1; i < n; i++) {
-        struct worker *worker = &pool->workers[i];
-        if (atomic_load(&worker->asleep)) {
-            pthread_mutex_lock(&worker->lock);
-            pthread_cond_signal(&worker->wake);
-            pthread_mutex_unlock(&worker->lock);
+    wake_threads(pool, 1, n);
+}
+
+/* Until all workers have finished. Only the last one wakes. */
+static void await_workers(struct sl_pool *pool)
+{
+    uint64_t n;
+    while ((n = atomic_load(&pool->n_running.n)) != 0) {
+        if (!spin_while(&pool->n_running.n, n, pool->spin_ns)) {
+            sleep_while(&pool->workers[0], &pool->n_running.n, n);
         }
     }
 }
@@ -211,18 +244,14 @@ void sl_pool_run(struct sl_pool *pool, sl_pool_fn *fn, void *arg)
     pool->fn = fn;
     pool->arg = arg;
     if (n > 1) {
-        atomic_store_explicit(&pool->n_running.n, n - 1, memory_order_relaxed);
+        atomic_store_explicit(&pool->n_running.n, (uint64_t)n - 1, memory_order_relaxed);
         issue_ticket(pool, n);
     }
     run_as(pool, 0, n);
-    int round = 0;
-    while (atomic_load_explicit(&pool->n_running.n, memory_order_acquire) != 0) {
-        back_off(&round, pool->spin_rounds);
-    }
+    await_workers(pool);
 }
 
-static enum sluice_status start_worker(struct sl_pool *pool, int index, bool pin,
-                                       struct sluice_error *err)
+static void init_worker(struct sl_pool *pool, int index)
 {
     struct worker *worker = &pool->workers[index];
     worker->pool = pool;
@@ -230,6 +259,13 @@ static enum sluice_status start_worker(struct sl_pool *pool, int index, bool pin
     pthread_mutex_init(&worker->lock, NULL);
     pthread_cond_init(&worker->wake, NULL);
     worker->synced = true;
+}
+
+static enum sluice_status start_worker(struct sl_pool *pool, int index, bool pin,
+                                       struct sluice_error *err)
+{
+    struct worker *worker = &pool->workers[index];
+    init_worker(pool, index);
     const int code = pthread_create(&worker->thread, NULL, worker_main, worker);
     SL_CHECK(code == 0, OUT_OF_MEMORY, err, "cannot start thread %d of %d: %s", index,
              pool->n_threads, code == EAGAIN ? "too many threads or no memory" : "refused");
@@ -253,8 +289,8 @@ enum sluice_status sl_pool_create(struct sl_pool **out, const struct sl_pool_opt
     pool->n_threads = n;
     pool->n_active = n;
     const bool crowded = n > sl_cores_n_allowed();
-    pool->spin_rounds = crowded ? SPIN_ROUNDS_CROWDED : SPIN_ROUNDS;
-    pool->idle_rounds = crowded ? IDLE_SPIN_ROUNDS_CROWDED : IDLE_SPIN_ROUNDS;
+    pool->spin_ns = crowded ? SPIN_NS_CROWDED : SPIN_NS;
+    pool->idle_spin_ns = crowded ? SPIN_NS_CROWDED : IDLE_SPIN_NS;
 
     enum sluice_status status = SLUICE_STATUS_OK;
     const size_t n_groups = ((size_t)n + GROUP_THREADS - 1) / GROUP_THREADS;
@@ -271,6 +307,7 @@ enum sluice_status sl_pool_create(struct sl_pool **out, const struct sl_pool_opt
         goto out;
     }
     memset(pool->groups, 0, groups_bytes);
+    init_worker(pool, 0);
     for (int i = 1; i < n; i++) {
         SL_TRY_OUT(start_worker(pool, i, options->pin, err));
     }
@@ -299,7 +336,7 @@ void sl_pool_destroy(struct sl_pool **pool_ptr)
         for (int i = 1; i < n; i++) {
             pthread_join(pool->workers[i].thread, NULL);
         }
-        for (int i = 1; i < pool->n_threads && pool->workers[i].synced; i++) {
+        for (int i = 0; i < pool->n_threads && pool->workers[i].synced; i++) {
             pthread_cond_destroy(&pool->workers[i].wake);
             pthread_mutex_destroy(&pool->workers[i].lock);
         }

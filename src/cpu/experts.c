@@ -11,15 +11,16 @@
  * Small groups go the way of rows and large ones the way of panels of the matrix products (see
  * cpu/linear_internal.h), so an expert's weights are read once and unpacked once a task.
  *
- * Who does what: in decode each thread takes a contiguous stretch of all rows of all experts, and
- * packs what is small for itself, which leaves one barrier inside the op. With more tokens the
- * groups differ in size, so tasks (rows of an expert) are handed out.
+ * Who does what: in decode all rows of all experts are one line that the team shares
+ * (cpu/share.h), and each thread packs what is small for itself, which leaves one barrier inside
+ * the op. With more tokens the groups differ in size, so tasks (rows of an expert) are handed out.
  *
  * Sums over experts run in the order of the groups whatever the number of threads.
  */
 #include <string.h>
 
 #include "cpu/experts_internal.h"
+#include "cpu/share.h"
 
 /* ---------------------------------------------------------------- products */
 
@@ -29,16 +30,35 @@ struct block {
     int32_t expert;
     int64_t row;
     int n;
+    struct sl_linear_ahead ahead; /* of row blocks that are read one after the other */
 };
+
+static const char *row_data(const struct sl_experts_matrix *m, int32_t expert, int64_t row)
+{
+    const size_t row_bytes = sl_type_row_bytes(m->type, m->n_cols);
+    const char *data = m->table != NULL
+                           ? m->table[expert]
+                           : (const char *)m->data + (size_t)expert * (size_t)m->n_rows * row_bytes;
+    return data + (size_t)row * row_bytes;
+}
 
 static const char *block_data(const struct block *b)
 {
-    const size_t row_bytes = sl_type_row_bytes(b->m->type, b->m->n_cols);
-    const char *data =
-        b->m->table != NULL
-            ? b->m->table[b->expert]
-            : (const char *)b->m->data + (size_t)b->expert * (size_t)b->m->n_rows * row_bytes;
-    return data + (size_t)b->row * row_bytes;
+    return row_data(b->m, b->expert, b->row);
+}
+
+/* Rows of one group that a thread reads one after the other. */
+struct stretch {
+    const struct sl_experts_group *g;
+    int64_t row, end;
+};
+
+/* Where the matrix is read after this stretch; NULL: not known. */
+static struct sl_linear_ahead ahead_of(const struct sl_experts_matrix *m, int64_t row,
+                                       const struct stretch *s, const struct stretch *next)
+{
+    return (struct sl_linear_ahead){s->end - row,
+                                    next != NULL ? row_data(m, next->g->expert, next->row) : NULL};
 }
 
 static const float *block_bias(const struct block *b)
@@ -75,7 +95,7 @@ static void multiply_rows(const struct sl_experts_work *w, const struct block *b
     const size_t row_bytes = sl_type_row_bytes(b->m->type, b->m->n_cols);
     for (int t = 0; t < n; t += SL_LINEAR_CALL_TOKENS) {
         const int some = n - t < SL_LINEAR_CALL_TOKENS ? n - t : SL_LINEAR_CALL_TOKENS;
-        w->k->rows->rows[b->m->type](data, row_bytes, b->n, &x, at + t, some,
+        w->k->rows->rows[b->m->type](data, row_bytes, b->n, &b->ahead, &x, at + t, some,
                                      out + t * SL_LINEAR_CALL_ROWS);
     }
 }
@@ -147,15 +167,17 @@ static int call_rows(int32_t n_positions)
     return n_positions > SL_LINEAR_CALL_TOKENS ? 8 : SL_LINEAR_CALL_ROWS;
 }
 
-static void gate_up_small(const struct sl_experts_work *w, const struct sl_experts_group *g,
-                          int64_t row, int64_t end)
+static void gate_up_small(const struct sl_experts_work *w, const struct stretch *s,
+                          const struct stretch *next)
 {
+    const struct sl_experts_group *g = s->g;
     float out[2][SL_LINEAR_ROWS_TOKENS * SL_LINEAR_CALL_ROWS];
     const int step = call_rows(g->n);
-    for (; row < end; row += step) {
-        const int n = end - row < step ? (int)(end - row) : step;
-        const struct block gate = {&w->op->gate, g->expert, row, n};
-        const struct block up = {&w->op->up, g->expert, row, n};
+    for (int64_t row = s->row; row < s->end; row += step) {
+        const int n = s->end - row < step ? (int)(s->end - row) : step;
+        const struct block gate = {&w->op->gate, g->expert, row, n,
+                                   ahead_of(&w->op->gate, row, s, next)};
+        const struct block up = {&w->op->up, g->expert, row, n, ahead_of(&w->op->up, row, s, next)};
         for (int32_t at = 0; at < g->n; at += SL_LINEAR_ROWS_TOKENS) {
             const int some = g->n - at < SL_LINEAR_ROWS_TOKENS ? g->n - at : SL_LINEAR_ROWS_TOKENS;
             multiply_rows(w, &gate, w->x_gate, g, at, some, out[0]);
@@ -174,8 +196,8 @@ static void gate_up_large(const struct sl_experts_work *w, const struct sl_exper
                           int64_t row, int64_t end)
 {
     const int n = (int)(end - row);
-    const struct block gate = {&w->op->gate, g->expert, row, n};
-    const struct block up = {&w->op->up, g->expert, row, n};
+    const struct block gate = {.m = &w->op->gate, .expert = g->expert, .row = row, .n = n};
+    const struct block up = {.m = &w->op->up, .expert = g->expert, .row = row, .n = n};
     float *sums = w->sums;
     float *up_sums = w->sums + SL_EXPERTS_GROUP * SL_EXPERTS_ROWS;
     multiply_panels(w, &gate, w->x_gate, g, sums);
@@ -183,16 +205,6 @@ static void gate_up_large(const struct sl_experts_work *w, const struct sl_exper
     for (int32_t t = 0; t < g->n; t++) {
         activate(w, &gate, &up, sums + t * n, up_sums + t * n, pair_weight(w, g->first + t));
         put_h(w, g->first + t, &gate, sums + t * n);
-    }
-}
-
-static void gate_up(const struct sl_experts_work *w, const struct sl_experts_group *g, int64_t row,
-                    int64_t end)
-{
-    if (sl_experts_is_small(w, g)) {
-        gate_up_small(w, g, row, end);
-    } else {
-        gate_up_large(w, g, row, end);
     }
 }
 
@@ -214,14 +226,16 @@ static void add_to_y(const struct sl_experts_work *w, int32_t position, const st
     }
 }
 
-static void down_small(const struct sl_experts_work *w, const struct sl_experts_group *g,
-                       int64_t row, int64_t end)
+static void down_small(const struct sl_experts_work *w, const struct stretch *s,
+                       const struct stretch *next)
 {
+    const struct sl_experts_group *g = s->g;
     float out[SL_LINEAR_ROWS_TOKENS * SL_LINEAR_CALL_ROWS];
     const int step = call_rows(g->n);
-    for (; row < end; row += step) {
-        const int n = end - row < step ? (int)(end - row) : step;
-        const struct block down = {&w->op->down, g->expert, row, n};
+    for (int64_t row = s->row; row < s->end; row += step) {
+        const int n = s->end - row < step ? (int)(s->end - row) : step;
+        const struct block down = {&w->op->down, g->expert, row, n,
+                                   ahead_of(&w->op->down, row, s, next)};
         for (int32_t at = 0; at < g->n; at += SL_LINEAR_ROWS_TOKENS) {
             const int some = g->n - at < SL_LINEAR_ROWS_TOKENS ? g->n - at : SL_LINEAR_ROWS_TOKENS;
             multiply_rows(w, &down, &w->h_in, g, at, some, out);
@@ -232,19 +246,25 @@ static void down_small(const struct sl_experts_work *w, const struct sl_experts_
     }
 }
 
-/* Rows row .. end - 1 of y: their start value, then every group of the chunk. */
-static void down(const struct sl_experts_work *w, int64_t row, int64_t end)
+static void start_y(const struct sl_experts_work *w, int64_t row, int64_t end)
 {
     for (int32_t t = 0; w->begin == 0 && !w->op->accumulate && t < w->n_tokens; t++) {
         memset(w->op->y + t * w->n_embd + row, 0, (size_t)(end - row) * sizeof(float));
     }
+}
+
+/* Rows row .. end - 1 of y: their start value, then every group of the chunk. */
+static void down(const struct sl_experts_work *w, int64_t row, int64_t end)
+{
+    start_y(w, row, end);
     for (int32_t i = w->first_group; i < w->end_group; i++) {
         const struct sl_experts_group *g = &w->groups[i];
         if (sl_experts_is_small(w, g)) {
-            down_small(w, g, row, end);
+            down_small(w, &(struct stretch){g, row, end}, NULL);
             continue;
         }
-        const struct block block = {&w->op->down, g->expert, row, (int)(end - row)};
+        const struct block block = {
+            .m = &w->op->down, .expert = g->expert, .row = row, .n = (int)(end - row)};
         multiply_panels(w, &block, &w->h_in, g, w->sums);
         for (int32_t t = 0; t < g->n; t++) {
             add_to_y(w, g->first + t, &block, w->sums + t * block.n);
@@ -252,30 +272,104 @@ static void down(const struct sl_experts_work *w, int64_t row, int64_t end)
     }
 }
 
-/* ------------------------------------------------------------- sharing out */
+/* ------------------------------------------------------------------- decode */
 
-/* This thread's part of n rows, in whole units but for the end. */
-static void share(const struct sl_experts_work *w, int64_t n, int64_t *first, int64_t *end)
+/* A thread's way along the line of a phase: for gate and up all rows of one group after the other,
+ * for down the rows of y, each with all groups. */
+struct walk {
+    struct sl_experts_work *w;
+    struct sl_share share;
+    bool is_down;
+    int piece;
+    int64_t at, end; /* what is left of the piece; for down all of it */
+    int32_t group;   /* for down, the next */
+};
+
+static struct walk walk_make(struct sl_experts_work *w, bool is_down)
 {
-    const int64_t unit = 4;
-    const int64_t n_units = (n + unit - 1) / unit;
-    *first = n_units * w->t->thread / w->t->n_threads * unit;
-    *end = n_units * (w->t->thread + 1) / w->t->n_threads * unit;
-    *end = *end < n ? *end : n;
+    const struct sl_experts_matrix *m = is_down ? &w->op->down : &w->op->gate;
+    const int32_t n_groups = w->end_group - w->first_group;
+    /* Shorter stretches would be over before what is fetched ahead begins. */
+    const size_t row_bytes = sl_type_row_bytes(m->type, m->n_cols);
+    const int64_t least = (int64_t)(SL_LINEAR_FETCH_BYTES / row_bytes) / 4 * 4 + 4;
+    struct walk k = {.w = w, .is_down = is_down, .piece = w->t->thread, .group = w->end_group};
+    k.share = sl_share_make(is_down ? w->n_embd : n_groups * w->n_ff, least, w->t->n_threads);
+    sl_share_range(&k.share, k.piece, &k.at, &k.end);
+    if (is_down && k.at < k.end) {
+        k.group = w->first_group;
+    }
+    return k;
 }
 
-static void run_few_gate_up(const struct sl_experts_work *w)
+static bool next_stretch(struct walk *k, struct stretch *s)
 {
-    int64_t row, end;
-    share(w, (int64_t)(w->end_group - w->first_group) * w->n_ff, &row, &end);
-    while (row < end) {
-        const int64_t at = row % w->n_ff;
-        const int64_t left = w->n_ff - at;
-        const int64_t n = left < end - row ? left : end - row;
-        gate_up(w, &w->groups[w->first_group + row / w->n_ff], at, at + n);
-        row += n;
+    const struct sl_experts_work *w = k->w;
+    if (k->is_down && k->group < w->end_group) {
+        *s = (struct stretch){&w->groups[k->group++], k->at, k->end};
+        return true;
+    }
+    if (!k->is_down && k->at < k->end) {
+        const int64_t row = k->at % w->n_ff;
+        const int64_t left = w->n_ff - row;
+        const int64_t n = left < k->end - k->at ? left : k->end - k->at;
+        *s = (struct stretch){&w->groups[w->first_group + k->at / w->n_ff], row, row + n};
+        k->at += n;
+        return true;
+    }
+    return false;
+}
+
+/* Take the next piece; false when there are no more. */
+static bool next_piece(struct walk *k)
+{
+    k->piece = sl_share_take(&k->share, k->w->t->taken, k->w->n_taken);
+    if (k->piece >= k->share.n_pieces) {
+        k->w->n_taken += k->share.n_threads > 1 ? k->share.n_pieces : 0;
+        return false;
+    }
+    sl_share_range(&k->share, k->piece, &k->at, &k->end);
+    k->group = k->w->first_group;
+    return true;
+}
+
+/* The stretches of a phase, each with the one that follows it. */
+static void run_few(struct sl_experts_work *w, bool is_down)
+{
+    struct walk k = walk_make(w, is_down);
+    struct stretch now, then;
+    bool have = false;
+    do {
+        if (is_down) {
+            start_y(w, k.at, k.end);
+        }
+        while (next_stretch(&k, &then)) {
+            if (have) {
+                (is_down ? down_small : gate_up_small)(w, &now, &then);
+            }
+            now = then;
+            have = true;
+        }
+    } while (next_piece(&k));
+    if (have) {
+        (is_down ? down_small : gate_up_small)(w, &now, NULL);
     }
 }
+
+/* Fetch the first of what this thread will read in a phase. */
+static void fetch_few(struct sl_experts_work *w, bool is_down)
+{
+    struct walk k = walk_make(w, is_down);
+    struct stretch s;
+    if (w->few && next_stretch(&k, &s)) {
+        const struct sl_experts_matrix *m = is_down ? &w->op->down : &w->op->gate;
+        sl_linear_fetch_first(row_data(m, s.g->expert, s.row));
+        if (!is_down) {
+            sl_linear_fetch_first(row_data(&w->op->up, s.g->expert, s.row));
+        }
+    }
+}
+
+/* ------------------------------------------------------------- many tokens */
 
 /* The next of n tasks of this phase, or -1. Every thread draws one number too many a phase, so all
  * know where the next phase begins. */
@@ -298,7 +392,7 @@ static int n_blocks(int64_t n_rows)
 static void run_gate_up(struct sl_experts_work *w)
 {
     if (w->few) {
-        run_few_gate_up(w);
+        run_few(w, false);
         return;
     }
     const int blocks = n_blocks(w->n_ff);
@@ -306,23 +400,26 @@ static void run_gate_up(struct sl_experts_work *w)
     for (int task; (task = take(w, n)) >= 0;) {
         const int64_t row = (int64_t)(task % blocks) * SL_EXPERTS_ROWS;
         const int64_t end = row + SL_EXPERTS_ROWS < w->n_ff ? row + SL_EXPERTS_ROWS : w->n_ff;
-        gate_up(w, &w->groups[w->first_group + task / blocks], row, end);
+        const struct stretch s = {&w->groups[w->first_group + task / blocks], row, end};
+        if (sl_experts_is_small(w, s.g)) {
+            gate_up_small(w, &s, NULL);
+        } else {
+            gate_up_large(w, s.g, row, end);
+        }
     }
     end_phase(w, n);
 }
 
 static void run_down(struct sl_experts_work *w)
 {
-    int64_t row, end;
     if (w->few) {
-        share(w, w->n_embd, &row, &end);
-        down(w, row, end);
+        run_few(w, true);
         return;
     }
     const int n = n_blocks(w->n_embd);
     for (int task; (task = take(w, n)) >= 0;) {
-        row = (int64_t)task * SL_EXPERTS_ROWS;
-        end = row + SL_EXPERTS_ROWS < w->n_embd ? row + SL_EXPERTS_ROWS : w->n_embd;
+        const int64_t row = (int64_t)task * SL_EXPERTS_ROWS;
+        const int64_t end = row + SL_EXPERTS_ROWS < w->n_embd ? row + SL_EXPERTS_ROWS : w->n_embd;
         down(w, row, end);
     }
     end_phase(w, n);
@@ -334,10 +431,12 @@ void sl_cpu_experts(const struct sl_cpu_thread *t, const struct sl_op *op)
     sl_experts_work_init(&w, t, op);
     do {
         sl_experts_next_chunk(&w);
+        fetch_few(&w, false);
         if (sl_experts_pack_x(&w)) {
             sl_cpu_barrier(t);
         }
         run_gate_up(&w);
+        fetch_few(&w, true);
         sl_cpu_barrier(t);
         if (sl_experts_pack_h(&w)) {
             sl_cpu_barrier(t);

@@ -13,8 +13,10 @@
 
 #include "cpu/experts_internal.h"
 
-/* Up to so many activations each thread packs all of them itself. */
+/* Up to so many activations a thread can pack all of them itself, */
 #define PRIVATE_ELEMENTS 16384
+/* and does where sharing would cost more: a barrier is worth about so many. */
+#define WORTH_SHARING 2048
 #define PRIVATE_BYTES ((size_t)PRIVATE_ELEMENTS * 9 / 4)
 /* Sorted lists of a few tokens: counts, groups and pairs. */
 #define MAX_FEW_PAIRS (SL_LINEAR_ROWS_TOKENS * SL_MAX_EXPERTS_USED)
@@ -348,7 +350,8 @@ bool sl_experts_pack_h(struct sl_experts_work *w)
         return false;
     }
     const int64_t n = w->end - w->begin;
-    if (w->few && !sl_experts_is_float(w->h_in.type) && n * w->n_ff <= PRIVATE_ELEMENTS &&
+    const bool alone = w->t->n_threads == 1 || n * w->n_ff <= WORTH_SHARING;
+    if (w->few && alone && !sl_experts_is_float(w->h_in.type) && n * w->n_ff <= PRIVATE_ELEMENTS &&
         (size_t)n * w->h_in.room <= PRIVATE_BYTES) {
         w->h_in.memory = w->own_h;
         for (int32_t i = w->first_group; i < w->end_group; i++) {

@@ -6,52 +6,66 @@
 #include "cpu/linear.h"
 
 #include "cpu/linear_internal.h"
+#include "cpu/team.h"
 
-/* The first row of part i at or after byte `at` of all parts laid end to end, a multiple of
- * `unit`. */
-static int64_t row_at(const struct sl_op_linear *op, int i, size_t at, int unit)
+/* Rows that are not worth dividing. */
+#define ROW_UNIT 4
+
+static size_t part_bytes(const struct sl_op_linear *op, int i)
 {
-    const bool gated = op->activation != SL_ACT_NONE;
-    for (int before = 0; !gated && before < i; before++) {
-        const struct sl_matrix *w = &op->part[before].w;
-        const size_t bytes = (size_t)w->n_rows * sl_type_row_bytes(w->type, w->n_cols);
-        if (at <= bytes) {
-            return 0;
-        }
-        at -= bytes;
-    }
     const struct sl_matrix *w = &op->part[i].w;
-    const int64_t row = (int64_t)(at / sl_type_row_bytes(w->type, w->n_cols));
-    const int64_t whole = (row + unit - 1) / unit * unit;
+    return (size_t)w->n_rows * sl_type_row_bytes(w->type, w->n_cols);
+}
+
+int sl_linear_n_swept(const struct sl_op_linear *op)
+{
+    return op->activation != SL_ACT_NONE ? 1 : op->n_parts;
+}
+
+size_t sl_linear_line_bytes(const struct sl_op_linear *op)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < sl_linear_n_swept(op); i++) {
+        bytes += part_bytes(op, i);
+    }
+    return bytes;
+}
+
+/* The first row of part i at or after byte `at` of the part, a multiple of the unit. */
+static int64_t row_at(const struct sl_op_linear *op, int i, int64_t at)
+{
+    const struct sl_matrix *w = &op->part[i].w;
+    if (at <= 0) {
+        return 0;
+    }
+    const int64_t row = at / (int64_t)sl_type_row_bytes(w->type, w->n_cols);
+    const int64_t whole = (row + ROW_UNIT - 1) / ROW_UNIT * ROW_UNIT;
     return whole < w->n_rows ? whole : w->n_rows;
 }
 
-void sl_linear_share(const struct sl_linear_call *c, int i, int unit, int64_t *first, int64_t *end)
+void sl_linear_rows_between(const struct sl_op_linear *op, int i, int64_t from, int64_t to,
+                            int64_t *first, int64_t *end)
 {
-    const struct sl_op_linear *op = c->op;
-    /* Gate and up are swept together, by the rows of the gate. */
-    const int n_parts = op->activation != SL_ACT_NONE ? 1 : op->n_parts;
-    size_t bytes = 0;
-    for (int p = 0; p < n_parts; p++) {
-        const struct sl_matrix *w = &op->part[p].w;
-        bytes += (size_t)w->n_rows * sl_type_row_bytes(w->type, w->n_cols);
+    int64_t start = 0;
+    for (int before = 0; before < i && before < sl_linear_n_swept(op); before++) {
+        start += (int64_t)part_bytes(op, before);
     }
-    const size_t n = (size_t)c->n_threads;
-    const size_t thread = (size_t)c->thread;
-    /* Without overflow: bytes * thread / n. */
-    const size_t from = bytes / n * thread + bytes % n * thread / n;
-    const size_t to = bytes / n * (thread + 1) + bytes % n * (thread + 1) / n;
-    *first = row_at(op, i, from, unit);
-    *end = c->thread == c->n_threads - 1 ? op->part[i].w.n_rows : row_at(op, i, to, unit);
+    *first = row_at(op, i, from - start);
+    *end = row_at(op, i, to - start);
 }
 
+/* No kernels: equal shares, since arithmetic is what takes the time. */
 static void run_scalar(const struct sl_linear_call *c)
 {
     const struct sl_op_linear *op = c->op;
     const bool gated = op->activation != SL_ACT_NONE;
+    const int64_t bytes = (int64_t)sl_linear_line_bytes(op);
+    const int64_t from = bytes / c->n_threads * c->thread;
+    const int64_t to =
+        c->thread == c->n_threads - 1 ? bytes : bytes / c->n_threads * (c->thread + 1);
     int64_t first, end;
     for (int i = 0; i < op->n_parts; i++) {
-        sl_linear_share(c, gated ? 0 : i, 16, &first, &end);
+        sl_linear_rows_between(op, gated ? 0 : i, from, to, &first, &end);
         sl_linear_scalar_rows(op, i, c->n_tokens, first, end);
     }
     for (int32_t t = 0; gated && t < c->n_tokens; t++) {
@@ -72,32 +86,38 @@ void sl_linear_run(const struct sl_linear_call *c)
     }
 }
 
-static void run_op(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch, void *own,
-                   struct sl_pool *pool, int thread, int n_threads, bool exact)
+static void run_op(const struct sl_cpu_thread *t, const struct sl_op *op, void *scratch, bool exact)
 {
     const struct sl_linear_call call = {
-        .kernels = sl_cpu_linear_kernels(k->level),
+        .kernels = sl_cpu_linear_kernels(t->kernels->level),
         .op = &op->linear,
         .n_tokens = op->n_tokens,
         .scratch = scratch,
-        .own = own,
-        .pool = pool,
-        .thread = thread,
-        .n_threads = n_threads,
+        .own = t->own,
+        .pool = t->pool,
+        .thread = t->thread,
+        .n_threads = t->n_threads,
+        .taken = t->taken,
         .exact = exact,
     };
     sl_linear_run(&call);
 }
 
-void sl_cpu_linear(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch,
-                   void *thread_scratch, struct sl_pool *pool_or_null, int thread, int n_threads)
+void sl_cpu_linear(const struct sl_cpu_thread *t, const struct sl_op *op)
 {
-    run_op(k, op, scratch, thread_scratch, pool_or_null, thread, n_threads, false);
+    run_op(t, op, t->scratch, false);
 }
 
-void sl_cpu_linear_exact(const struct sl_cpu_kernels *k, const struct sl_op *op, void *scratch,
-                         void *thread_scratch, struct sl_pool *pool_or_null, int thread,
-                         int n_threads)
+void sl_cpu_linear_exact(const struct sl_cpu_thread *t, const struct sl_op *op, void *scratch)
 {
-    run_op(k, op, scratch, thread_scratch, pool_or_null, thread, n_threads, true);
+    run_op(t, op, scratch, true);
+}
+
+void sl_cpu_linear_fetch(const struct sl_cpu_thread *t, const struct sl_op_linear *op, int n_tokens)
+{
+    const struct sl_linear_call call = {
+        .op = op, .n_tokens = n_tokens, .thread = t->thread, .n_threads = t->n_threads};
+    if (n_tokens <= SL_LINEAR_ROWS_TOKENS) {
+        sl_linear_fetch_rows(&call);
+    }
 }

@@ -13,6 +13,7 @@
 #ifndef SL_CPU_LINEAR_INTERNAL_H
 #define SL_CPU_LINEAR_INTERNAL_H
 
+#include <stdatomic.h>
 #include "cpu/linear.h"
 #include "op/op.h"
 
@@ -44,11 +45,21 @@ struct sl_linear_x {
     int64_t n_cols;
 };
 
+/* What a thread will read: the rows from a call's first on to the end of its stretch, and what
+ * follows it (NULL: nothing known). Rows are fetched ahead along this line. */
+struct sl_linear_ahead {
+    int64_t n_rows;
+    const void *next;
+};
+/* So much is fetched ahead at least, and at the start of a stretch. */
+#define SL_LINEAR_FETCH_BYTES 4096
+
 /* out[t * SL_LINEAR_CALL_ROWS + r] = w_r . x_t for n_rows <= SL_LINEAR_CALL_ROWS rows that lie one
  * after the other at w, and tokens first .. first + n_tokens - 1, n_tokens <=
  * SL_LINEAR_CALL_TOKENS. The result of a row and token depends on nothing else in the call. */
 typedef void sl_linear_rows_fn(const void *w, size_t row_bytes, int n_rows,
-                               const struct sl_linear_x *x, int first, int n_tokens, float *out);
+                               const struct sl_linear_ahead *ahead, const struct sl_linear_x *x,
+                               int first, int n_tokens, float *out);
 
 /* Kernels of the way of rows. */
 struct sl_linear_rows_kernels {
@@ -172,7 +183,8 @@ struct sl_linear_call {
     char *own;     /* of this thread */
     struct sl_pool *pool;
     int thread, n_threads;
-    bool exact; /* activations stay floats where the weights are floats, halves or bfloats */
+    atomic_int *taken; /* pieces given out so far, of the team; NULL when alone */
+    bool exact;        /* activations stay floats where the weights are floats, halves or bfloats */
 };
 
 /* Activations packed for panels: tile by tile; inside a tile as in struct sl_linear_tile. */
@@ -204,13 +216,19 @@ void sl_linear_packed_fill(const struct sl_linear_call *c, const struct sl_linea
 #define SL_LINEAR_PANELS_BYTES ((size_t)96 << 10)
 void sl_linear_run_packed(const struct sl_linear_call *c, const struct sl_linear_packed *x);
 
-/* This thread's rows of part i: first .. end - 1, `first` a multiple of unit. The parts laid end to
- * end are cut into equal numbers of bytes. */
-void sl_linear_share(const struct sl_linear_call *c, int i, int unit, int64_t *first, int64_t *end);
+/* The line of all weights: the parts that are swept one after the other (gate and up are swept
+ * together, by the rows of the gate), laid end to end. */
+int sl_linear_n_swept(const struct sl_op_linear *op);
+size_t sl_linear_line_bytes(const struct sl_op_linear *op);
+/* The rows of part i between two bytes of the line, whole fours but at the end of the part. */
+void sl_linear_rows_between(const struct sl_op_linear *op, int i, int64_t from, int64_t to,
+                            int64_t *first, int64_t *end);
 
 /* The whole of a thread's part, whichever way it goes. */
 void sl_linear_run(const struct sl_linear_call *c);
 void sl_linear_run_rows(const struct sl_linear_call *c);
+/* Fetch the first of what sl_linear_run_rows will read. */
+void sl_linear_fetch_rows(const struct sl_linear_call *c);
 void sl_linear_run_panels(const struct sl_linear_call *c);
 /* Rows first .. end - 1 of a part, without activation. */
 void sl_linear_scalar_rows(const struct sl_op_linear *op, int part, int32_t n_tokens, int64_t first,
@@ -238,6 +256,14 @@ sl_linear_tile_fn sl_linear_tile_bfloats_avx512bf16;
 extern const struct sl_linear_rows_kernels sl_linear_rows_neon;
 extern const struct sl_linear_panel_kernels sl_linear_panels_neon;
 #endif
+
+/* Fetch the first lines of a stretch, when it is known before its turn. */
+static inline void sl_linear_fetch_first(const void *w)
+{
+    for (size_t at = 0; at < SL_LINEAR_FETCH_BYTES; at += 64) {
+        __builtin_prefetch((const char *)w + at);
+    }
+}
 
 static inline enum sl_linear_layout sl_linear_layout(enum sl_type type)
 {

@@ -14,6 +14,7 @@
 
 #include "base/pool.h"
 #include "cpu/linear_internal.h"
+#include "cpu/share.h"
 
 /* Float panels that share the copy of a tile of activations. */
 #define FLOAT_PANELS 4
@@ -459,10 +460,16 @@ void sl_linear_run_panels(const struct sl_linear_call *c)
     sl_linear_packed_layout(c, &x);
     pack_x(c, &x);
     const struct shares s = make_shares(c);
-    const int64_t from = s.total * c->thread / c->n_threads;
-    const int64_t to = s.total * (c->thread + 1) / c->n_threads;
-    for (int i = 0; i < s.n_parts; i++) {
-        run_items(c, &x, &s, i, item_at(&s, i, from), item_at(&s, i, to));
+    /* Float panels share the copy of a tile. */
+    const struct sl_share share =
+        sl_share_make(s.total, FLOAT_PANELS * s.n_splits * s.cost[0], c->n_threads);
+    for (int piece = c->thread; piece < share.n_pieces;
+         piece = sl_share_take(&share, c->taken, 0)) {
+        int64_t from, to;
+        sl_share_range(&share, piece, &from, &to);
+        for (int i = 0; i < s.n_parts; i++) {
+            run_items(c, &x, &s, i, item_at(&s, i, from), item_at(&s, i, to));
+        }
     }
 }
 

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The way of rows: products for few tokens. The activations are packed once, by every thread for
- * itself when they are small (which saves a barrier) and by the team otherwise. Then each thread
- * reads its own contiguous rows of every matrix, gate and up in turns of a few rows.
+ * itself when they are small (which saves a barrier) and by the team otherwise. Then the threads
+ * share the weights of all parts as one line of bytes (cpu/share.h), gate and up in turns of a few
+ * rows. A thread always knows the stretch that follows, so that its rows are fetched in time.
  */
 #include <string.h>
 
 #include "base/pool.h"
 #include "cpu/linear_internal.h"
+#include "cpu/share.h"
 
-/* Up to so many activations each thread packs all of them itself. */
-#define PRIVATE_ELEMENTS 16384
+/* Up to so many activations each thread packs all of them itself: with more, a barrier costs less.
+ */
+#define PRIVATE_ELEMENTS 4096
 /* Columns that one thread packs at a time; a multiple of every layout's unit. */
 #define PACK_COLS 2048
 
@@ -65,20 +68,80 @@ static void pack(const struct sl_linear_call *c, struct sl_linear_x *x)
     }
 }
 
-/* n rows of part i times all tokens, to out[t * SL_LINEAR_CALL_ROWS + r]. */
-static void products(const struct sl_linear_call *c, const struct sl_linear_x *x, int i,
-                     int64_t row, int n, float *out)
+/* Less is not worth handing out. */
+#define LEAST_BYTES 8192
+
+/* Rows of one part that a thread reads one after the other. */
+struct stretch {
+    int part;
+    int64_t first, end;
+    const void *next;   /* what it reads then, or NULL, */
+    int64_t next_first; /* and which row that is */
+};
+
+/* A thread's way along the line. */
+struct walk {
+    const struct sl_linear_call *c;
+    struct sl_share share;
+    int piece;
+    int part; /* next of the piece */
+};
+
+static struct walk walk_make(const struct sl_linear_call *c)
 {
-    const struct sl_matrix *w = &c->op->part[i].w;
+    return (struct walk){
+        .c = c,
+        .share = sl_share_make((int64_t)sl_linear_line_bytes(c->op), LEAST_BYTES, c->n_threads),
+        .piece = c->thread,
+    };
+}
+
+/* The next rows of this piece; false when there are no more. */
+static bool next_in_piece(struct walk *w, struct stretch *s)
+{
+    int64_t from, to;
+    sl_share_range(&w->share, w->piece, &from, &to);
+    while (w->part < sl_linear_n_swept(w->c->op)) {
+        *s = (struct stretch){.part = w->part++};
+        sl_linear_rows_between(w->c->op, s->part, from, to, &s->first, &s->end);
+        if (s->first < s->end) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool next_stretch(struct walk *w, struct stretch *s)
+{
+    while (w->piece < w->share.n_pieces) {
+        if (next_in_piece(w, s)) {
+            return true;
+        }
+        w->piece = sl_share_take(&w->share, w->c->taken, 0);
+        w->part = 0;
+    }
+    return false;
+}
+
+static const char *row_of(const struct sl_matrix *w, int64_t row)
+{
+    return (const char *)w->data + (size_t)row * sl_type_row_bytes(w->type, w->n_cols);
+}
+
+/* n rows of a stretch times all tokens, to out[t * SL_LINEAR_CALL_ROWS + r]. */
+static void products(const struct sl_linear_call *c, const struct sl_linear_x *x,
+                     const struct stretch *s, int64_t row, int n, float *out)
+{
+    const struct sl_matrix *w = &c->op->part[s->part].w;
     const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
-    const char *data = (const char *)w->data + (size_t)row * row_bytes;
+    const struct sl_linear_ahead ahead = {s->end - row, s->next};
     for (int t = 0; t < c->n_tokens; t += SL_LINEAR_CALL_TOKENS) {
         const int left = c->n_tokens - t;
-        c->kernels->rows->rows[w->type](data, row_bytes, n, x, t,
+        c->kernels->rows->rows[w->type](row_of(w, row), row_bytes, n, &ahead, x, t,
                                         left < SL_LINEAR_CALL_TOKENS ? left : SL_LINEAR_CALL_TOKENS,
                                         out + t * SL_LINEAR_CALL_ROWS);
     }
-    const float *bias = c->op->part[i].bias;
+    const float *bias = c->op->part[s->part].bias;
     for (int t = 0; bias != NULL && t < c->n_tokens; t++) {
         for (int r = 0; r < n; r++) {
             out[t * SL_LINEAR_CALL_ROWS + r] += bias[row + r];
@@ -98,32 +161,62 @@ static void store(const struct sl_linear_call *c, int i, int64_t row, int n, con
     }
 }
 
+void sl_linear_fetch_rows(const struct sl_linear_call *c)
+{
+    struct walk w = walk_make(c);
+    struct stretch s;
+    const bool gated = c->op->activation != SL_ACT_NONE;
+    if (next_in_piece(&w, &s)) {
+        for (int i = s.part; i <= s.part + (gated ? 1 : 0); i++) {
+            sl_linear_fetch_first(row_of(&c->op->part[i].w, s.first));
+        }
+    }
+}
+
+/* All rows of a stretch, or of gate and up in turns. */
+static void run_stretch(const struct sl_linear_call *c, const struct sl_linear_x *x,
+                        const struct stretch *s)
+{
+    /* With more than one call for the same rows, these should still be in the first-level cache. */
+    const int step = c->n_tokens > SL_LINEAR_CALL_TOKENS ? 8 : SL_LINEAR_CALL_ROWS;
+    const bool gated = c->op->activation != SL_ACT_NONE;
+    const struct sl_matrix *up_w = &c->op->part[1].w;
+    struct stretch up = {.part = 1, .first = s->first, .end = s->end};
+    if (gated && s->next != NULL) { /* up's rows lie as those of the gate do */
+        up.next = row_of(up_w, s->next_first);
+    }
+    float out[2][SL_LINEAR_ROWS_TOKENS * SL_LINEAR_CALL_ROWS];
+    for (int64_t row = s->first; row < s->end; row += step) {
+        const int n = s->end - row < step ? (int)(s->end - row) : step;
+        products(c, x, s, row, n, out[0]);
+        if (gated) {
+            products(c, x, &up, row, n, out[1]);
+            for (int t = 0; t < c->n_tokens; t++) {
+                float *gate = out[0] + t * SL_LINEAR_CALL_ROWS;
+                c->kernels->activate(c->op->activation, gate, out[1] + t * SL_LINEAR_CALL_ROWS,
+                                     gate, n);
+            }
+        }
+        store(c, s->part, row, n, out[0]);
+    }
+}
+
 void sl_linear_run_rows(const struct sl_linear_call *c)
 {
     struct sl_linear_x x = {.n_cols = c->op->part[0].w.n_cols};
     x.data[SL_LINEAR_FLOAT] = c->op->x;
     x.stride[SL_LINEAR_FLOAT] = (size_t)x.n_cols * sizeof(float);
     pack(c, &x);
-
-    /* With more than one call for the same rows, these should still be in the first-level cache. */
-    const int step = c->n_tokens > SL_LINEAR_CALL_TOKENS ? 8 : SL_LINEAR_CALL_ROWS;
-    const bool gated = c->op->activation != SL_ACT_NONE;
-    float out[2][SL_LINEAR_ROWS_TOKENS * SL_LINEAR_CALL_ROWS];
-    for (int i = 0; i < (gated ? 1 : c->op->n_parts); i++) {
-        int64_t first, end;
-        sl_linear_share(c, i, 16, &first, &end);
-        for (int64_t row = first; row < end; row += step) {
-            const int n = end - row < step ? (int)(end - row) : step;
-            products(c, &x, i, row, n, out[0]);
-            if (gated) {
-                products(c, &x, 1, row, n, out[1]);
-                for (int t = 0; t < c->n_tokens; t++) {
-                    float *gate = out[0] + t * SL_LINEAR_CALL_ROWS;
-                    c->kernels->activate(c->op->activation, gate, out[1] + t * SL_LINEAR_CALL_ROWS,
-                                         gate, n);
-                }
-            }
-            store(c, i, row, n, out[0]);
+    struct walk w = walk_make(c);
+    struct stretch now, then;
+    bool more = next_stretch(&w, &now);
+    while (more) {
+        more = next_stretch(&w, &then);
+        if (more) {
+            now.next_first = then.first;
+            now.next = row_of(&c->op->part[then.part].w, then.first);
         }
+        run_stretch(c, &x, &now);
+        now = then;
     }
 }

@@ -23,13 +23,17 @@ typedef vf load_float_fn(const void *p);
 
 #define MAX_TOKENS SL_LINEAR_CALL_TOKENS
 
-/* How far ahead to fetch: as far as the same place of a later row, so that every line is fetched
- * once, and at least this. */
-#define FETCH_BYTES 4096
-
-INLINE size_t fetch_distance(size_t row_bytes)
+/* The row to fetch while row r of a call is multiplied: at least SL_LINEAR_FETCH_BYTES ahead, and
+ * as far as the same place of a later row, so that every line is fetched once. */
+INLINE const uint8_t *fetch_row(const uint8_t *w, size_t row_bytes, int r,
+                                const struct sl_linear_ahead *ahead)
 {
-    return row_bytes >= FETCH_BYTES ? row_bytes : row_bytes * (FETCH_BYTES / row_bytes + 1);
+    const size_t bytes = SL_LINEAR_FETCH_BYTES;
+    const int64_t row = r + (row_bytes >= bytes ? 1 : (int64_t)(bytes / row_bytes) + 1);
+    if (ahead->next == NULL || row < ahead->n_rows) {
+        return w + (size_t)row * row_bytes;
+    }
+    return (const uint8_t *)ahead->next + (size_t)(row - ahead->n_rows) * row_bytes;
 }
 
 /* Fetch what group g of a row needs. A group is some lines and a part of one; the parts of 8 groups
@@ -61,15 +65,14 @@ INLINE void group_products(struct group g, const uint8_t *x, dot2_fn *dot, bool 
 }
 
 INLINE void groups_body(load_group_fn *load, dot2_fn *dot, size_t block_bytes, float offset,
-                        const uint8_t *w, size_t row_bytes, const struct sl_linear_x *x, int first,
-                        const int n_tokens, float *out)
+                        const uint8_t *w, const uint8_t *ahead, const struct sl_linear_x *x,
+                        int first, const int n_tokens, float *out)
 {
     const size_t stride = x->stride[SL_LINEAR_HALVES];
     const uint8_t *xg = (const uint8_t *)x->data[SL_LINEAR_HALVES] + (size_t)first * stride;
     const int64_t n_blocks = x->n_cols / 32;
     const int64_t n_groups = n_blocks / GROUP_BLOCKS;
     const int n_rest = (int)(n_blocks % GROUP_BLOCKS);
-    const uint8_t *const ahead = w + fetch_distance(row_bytes);
     const bool with_m = offset != 0.0f;
     vf acc[MAX_TOKENS], acc_m[MAX_TOKENS];
     for (int t = 0; t < n_tokens; t++) {
@@ -97,12 +100,11 @@ INLINE void groups_body(load_group_fn *load, dot2_fn *dot, size_t block_bytes, f
 }
 
 INLINE void supers_body(load_super_fn *load, dot_fn *dot, size_t block_bytes, float offset,
-                        const uint8_t *w, size_t row_bytes, const struct sl_linear_x *x, int first,
-                        const int n_tokens, float *out)
+                        const uint8_t *w, const uint8_t *ahead, const struct sl_linear_x *x,
+                        int first, const int n_tokens, float *out)
 {
     const size_t stride = x->stride[SL_LINEAR_SUPER];
     const uint8_t *xb = (const uint8_t *)x->data[SL_LINEAR_SUPER] + (size_t)first * stride;
-    const size_t ahead = fetch_distance(row_bytes);
     const bool with_m = offset != 0.0f;
     vf acc[MAX_TOKENS][2], acc_m[MAX_TOKENS];
     for (int t = 0; t < n_tokens; t++) {
@@ -110,13 +112,14 @@ INLINE void supers_body(load_super_fn *load, dot_fn *dot, size_t block_bytes, fl
     }
     for (int64_t b = 0; b < x->n_cols / 256; b++) {
         for (size_t line = 0; line < block_bytes; line += 64) {
-            prefetch(w + ahead + line);
+            prefetch(ahead + line);
         }
         const struct super block = load(w);
         for (int t = 0; t < n_tokens; t++) {
             super_products(&block, xb + (size_t)t * stride, dot, with_m, acc[t], &acc_m[t]);
         }
         w += block_bytes;
+        ahead += block_bytes;
         xb += SL_LINEAR_SUPER_BYTES;
     }
     for (int t = 0; t < n_tokens; t++) {
@@ -127,13 +130,13 @@ INLINE void supers_body(load_super_fn *load, dot_fn *dot, size_t block_bytes, fl
 }
 
 /* Float weights times float activations. */
-INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w, size_t row_bytes,
-                        const struct sl_linear_x *x, int first, const int n_tokens, float *out)
+INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w,
+                        const uint8_t *ahead, const struct sl_linear_x *x, int first,
+                        const int n_tokens, float *out)
 {
     const int64_t n = x->n_cols;
     const size_t stride = x->stride[SL_LINEAR_FLOAT] / sizeof(float);
     const float *const x0 = (const float *)x->data[SL_LINEAR_FLOAT] + (size_t)first * stride;
-    const size_t ahead = fetch_distance(row_bytes);
     vf acc[MAX_TOKENS][2];
     for (int t = 0; t < n_tokens; t++) {
         acc[t][0] = acc[t][1] = vf_zero();
@@ -142,7 +145,7 @@ INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w
     for (; i + 2 * V_LANES <= n; i += 2 * V_LANES) {
         const uint8_t *p = w + (size_t)i * item_bytes;
         for (size_t line = 0; line < 2 * V_LANES * item_bytes; line += 64) {
-            prefetch(p + ahead + line);
+            prefetch(ahead + (size_t)i * item_bytes + line);
         }
         const vf a = load(p);
         const vf b = load(p + V_LANES * item_bytes);
@@ -172,7 +175,8 @@ INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w
 /* The rows of a call, one after the other: a single stream of memory is read fastest. */
 #define ROWS_LOOP(BODY, n_tokens)                                                                  \
     for (int r = 0; r < n_rows; r++) {                                                             \
-        BODY(n_tokens, (const uint8_t *)w + (size_t)r * row_bytes, out + r);                       \
+        BODY(n_tokens, (const uint8_t *)w + (size_t)r * row_bytes,                                 \
+             fetch_row(w, row_bytes, r, ahead), out + r);                                          \
     }
 
 #define ROWS_SWITCH(BODY)                                                                          \
@@ -192,30 +196,32 @@ INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w
     }
 
 #define ROWS_ARGUMENTS                                                                             \
-    const void *w, size_t row_bytes, int n_rows, const struct sl_linear_x *x, int first,           \
-        int n_tokens, float *out
+    const void *w, size_t row_bytes, int n_rows, const struct sl_linear_ahead *ahead,              \
+        const struct sl_linear_x *x, int first, int n_tokens, float *out
 
-#define GROUPS_CALL(name, dot, bytes, offset, t, w, out)                                           \
-    groups_body(load_##name, dot, bytes, offset, w, row_bytes, x, first, t, out)
-#define SUPERS_CALL(name, dot, bytes, offset, t, w, out)                                           \
-    supers_body(load_##name, dot, bytes, offset, w, row_bytes, x, first, t, out)
+#define GROUPS_CALL(name, dot, bytes, offset, t, w, ahead, out)                                    \
+    groups_body(load_##name, dot, bytes, offset, w, ahead, x, first, t, out)
+#define SUPERS_CALL(name, dot, bytes, offset, t, w, ahead, out)                                    \
+    supers_body(load_##name, dot, bytes, offset, w, ahead, x, first, t, out)
 
-#define BODY_Q4_0(t, w, out) GROUPS_CALL(q4_0, dot2_u, 18, -8.0f, t, w, out)
-#define BODY_Q4_1(t, w, out) GROUPS_CALL(q4_1, dot2_u, 20, 1.0f, t, w, out)
-#define BODY_Q5_0(t, w, out) GROUPS_CALL(q5_0, dot2_u, 22, -16.0f, t, w, out)
-#define BODY_Q5_1(t, w, out) GROUPS_CALL(q5_1, dot2_u, 24, 1.0f, t, w, out)
-#define BODY_Q8_0(t, w, out) GROUPS_CALL(q8_0, dot2_s, 34, -(float)BIAS_S8, t, w, out)
-#define BODY_IQ4_NL(t, w, out) GROUPS_CALL(iq4_nl, dot2_s, 18, -(float)BIAS_S8, t, w, out)
-#define BODY_MXFP4(t, w, out) GROUPS_CALL(mxfp4, dot2_u, 17, -12.0f, t, w, out)
-#define BODY_Q2_K(t, w, out) SUPERS_CALL(q2_k, dot_u, 84, -1.0f, t, w, out)
-#define BODY_Q3_K(t, w, out) SUPERS_CALL(q3_k, dot_u, 110, -4.0f, t, w, out)
-#define BODY_Q4_K(t, w, out) SUPERS_CALL(q4_k, dot_u, 144, -1.0f, t, w, out)
-#define BODY_Q5_K(t, w, out) SUPERS_CALL(q5_k, dot_u, 176, -1.0f, t, w, out)
-#define BODY_Q6_K(t, w, out) SUPERS_CALL(q6_k, dot_u, 210, -32.0f, t, w, out)
-#define BODY_IQ4_XS(t, w, out) SUPERS_CALL(iq4_xs, dot_s, 136, -(float)BIAS_S8, t, w, out)
-#define BODY_F32(t, w, out) floats_body(vf_load, 4, w, row_bytes, x, first, t, out)
-#define BODY_F16(t, w, out) floats_body(vf_load_f16, 2, w, row_bytes, x, first, t, out)
-#define BODY_BF16(t, w, out) floats_body(vf_load_bf16, 2, w, row_bytes, x, first, t, out)
+#define BODY_Q4_0(t, w, ahead, out) GROUPS_CALL(q4_0, dot2_u, 18, -8.0f, t, w, ahead, out)
+#define BODY_Q4_1(t, w, ahead, out) GROUPS_CALL(q4_1, dot2_u, 20, 1.0f, t, w, ahead, out)
+#define BODY_Q5_0(t, w, ahead, out) GROUPS_CALL(q5_0, dot2_u, 22, -16.0f, t, w, ahead, out)
+#define BODY_Q5_1(t, w, ahead, out) GROUPS_CALL(q5_1, dot2_u, 24, 1.0f, t, w, ahead, out)
+#define BODY_Q8_0(t, w, ahead, out) GROUPS_CALL(q8_0, dot2_s, 34, -(float)BIAS_S8, t, w, ahead, out)
+#define BODY_IQ4_NL(t, w, ahead, out)                                                              \
+    GROUPS_CALL(iq4_nl, dot2_s, 18, -(float)BIAS_S8, t, w, ahead, out)
+#define BODY_MXFP4(t, w, ahead, out) GROUPS_CALL(mxfp4, dot2_u, 17, -12.0f, t, w, ahead, out)
+#define BODY_Q2_K(t, w, ahead, out) SUPERS_CALL(q2_k, dot_u, 84, -1.0f, t, w, ahead, out)
+#define BODY_Q3_K(t, w, ahead, out) SUPERS_CALL(q3_k, dot_u, 110, -4.0f, t, w, ahead, out)
+#define BODY_Q4_K(t, w, ahead, out) SUPERS_CALL(q4_k, dot_u, 144, -1.0f, t, w, ahead, out)
+#define BODY_Q5_K(t, w, ahead, out) SUPERS_CALL(q5_k, dot_u, 176, -1.0f, t, w, ahead, out)
+#define BODY_Q6_K(t, w, ahead, out) SUPERS_CALL(q6_k, dot_u, 210, -32.0f, t, w, ahead, out)
+#define BODY_IQ4_XS(t, w, ahead, out)                                                              \
+    SUPERS_CALL(iq4_xs, dot_s, 136, -(float)BIAS_S8, t, w, ahead, out)
+#define BODY_F32(t, w, ahead, out) floats_body(vf_load, 4, w, ahead, x, first, t, out)
+#define BODY_F16(t, w, ahead, out) floats_body(vf_load_f16, 2, w, ahead, x, first, t, out)
+#define BODY_BF16(t, w, ahead, out) floats_body(vf_load_bf16, 2, w, ahead, x, first, t, out)
 
 #define ROWS_TYPES(X)                                                                              \
     X(F32)                                                                                         \

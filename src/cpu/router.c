@@ -6,6 +6,7 @@
  *   scratch: | logits [n_tokens, n_experts] | scratch of the product |
  */
 #include <math.h>
+#include <string.h>
 
 #include "cpu/linear.h"
 #include "cpu/team.h"
@@ -85,18 +86,30 @@ static void weigh(const struct sl_op_router *o, const float *p, const int32_t *i
     }
 }
 
+static void make_product(const struct sl_op_router *o, float *logits, struct sl_op_linear *product)
+{
+    memset(product, 0, sizeof *product);
+    product->x = o->x;
+    product->n_parts = 1;
+    product->part[0].w = o->w;
+    product->part[0].bias = o->bias;
+    product->part[0].y = logits;
+}
+
+void sl_cpu_router_fetch(const struct sl_cpu_thread *t, const struct sl_op *op)
+{
+    struct sl_op_linear product;
+    make_product(&op->router, NULL, &product);
+    sl_cpu_linear_fetch(t, &product, op->n_tokens);
+}
+
 void sl_cpu_router(const struct sl_cpu_thread *t, const struct sl_op *op)
 {
     const struct sl_op_router *o = &op->router;
     float *logits = t->scratch;
     struct sl_op product = {.kind = SL_OP_LINEAR, .n_tokens = op->n_tokens};
-    product.linear.x = o->x;
-    product.linear.n_parts = 1;
-    product.linear.part[0].w = o->w;
-    product.linear.part[0].bias = o->bias;
-    product.linear.part[0].y = logits;
-    sl_cpu_linear_exact(t->kernels, &product, (char *)t->scratch + logits_bytes(op), t->own,
-                        t->pool, t->thread, t->n_threads);
+    make_product(o, logits, &product.linear);
+    sl_cpu_linear_exact(t, &product, (char *)t->scratch + logits_bytes(op));
     sl_cpu_barrier(t);
     for (int32_t i = t->thread; i < op->n_tokens; i += t->n_threads) {
         float *p = logits + (int64_t)i * o->w.n_rows;

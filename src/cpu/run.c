@@ -68,7 +68,7 @@ static void run_op(const struct sl_cpu_thread *t, const struct sl_op *op)
         sl_cpu_norm(t, op);
         break;
     case SL_OP_LINEAR:
-        sl_cpu_linear(t->kernels, op, t->scratch, t->own, t->pool, t->thread, t->n_threads);
+        sl_cpu_linear(t, op);
         break;
     case SL_OP_ROPE:
         sl_cpu_rope(t, op);
@@ -87,6 +87,16 @@ static void run_op(const struct sl_cpu_thread *t, const struct sl_op *op)
         break;
     case SL_OP_N_KINDS:
         break;
+    }
+}
+
+/* Memory answers late: what the op reads first is asked for before the team is complete. */
+static void fetch_first(const struct sl_cpu_thread *t, const struct sl_op *op)
+{
+    if (op->kind == SL_OP_LINEAR) {
+        sl_cpu_linear_fetch(t, &op->linear, op->n_tokens);
+    } else if (op->kind == SL_OP_ROUTER) {
+        sl_cpu_router_fetch(t, op);
     }
 }
 
@@ -112,6 +122,7 @@ static void run_list(void *arg, int thread, int n_threads)
         const bool small = is_small(op);
         /* The barrier stands before the op, unless thread 0 made the one before and makes this. */
         if (i > 0 && !(small && after_small)) {
+            fetch_first(&team, op);
             sl_cpu_barrier(&team);
         }
         if (!small) {

@@ -172,11 +172,12 @@ struct team_run {
     const struct sl_cpu_linear_kernels *kernels;
     struct sl_pool *pool;
     char *scratch, *own;
+    atomic_int taken;
 };
 
 static void run_thread(void *arg, int thread, int n_threads)
 {
-    const struct team_run *r = arg;
+    struct team_run *r = arg;
     const struct sl_linear_call call = {
         .kernels = r->kernels,
         .op = &r->p->op.linear,
@@ -186,6 +187,7 @@ static void run_thread(void *arg, int thread, int n_threads)
         .pool = n_threads > 1 ? r->pool : NULL,
         .thread = thread,
         .n_threads = n_threads,
+        .taken = &r->taken,
         .exact = exact,
     };
     sl_linear_run(&call);
