@@ -47,8 +47,9 @@ here is a row of those files, with its date, commit, machine and command.
 Models named after a shape and a type (`llama8b-Q4_K`) hold random weights in the shape of the real
 model (`sluice synth`): speed does not depend on the values.
 
-To measure again: `sluice bench -m MODEL --vram 2G,4G,8G,auto -p 1024 -n 64 --json`, or all of it on
-a GPU machine with `bench/gpu_run.py`; then run this script.
+To measure again: `sluice bench -m MODEL --vram 2G,4G,8G,auto -p 1024 -n 64 --json`, all of it on a
+GPU machine with `bench/gpu_run.py`, or on a CPU beside a peer with `bench/cpu_peer.py`; then run
+this script.
 """
 
 
@@ -130,8 +131,11 @@ def percent(value):
 def tokens_text(row):
     text = (f"prompt of {row.get('prompt_tokens') or 0}" if row["metric"] == "prefill_tps"
             else "generation")
-    depth = row.get("depth") or 0
-    return text + (f" at depth {depth}" if depth else "")
+    depth, threads = row.get("depth") or 0, row.get("threads") or 0
+    text += f" at depth {depth}" if depth else ""
+    if row["device"] == "cpu" and threads:
+        text += f", {threads} thread" + ("s" if threads > 1 else "")
+    return text
 
 
 def table(header, aligns, lines):
@@ -156,7 +160,7 @@ def times_text(row):
 
 def speed_order(row):
     return (row["metric"] != "decode_tps", row.get("depth") or 0, row.get("prompt_tokens") or 0,
-            budget_order(row))
+            row.get("threads") or 0, budget_order(row))
 
 
 def speed_table(rows):
@@ -186,7 +190,7 @@ def provenance(rows):
     text = "Measured by:\n\n"
     for date, commit, threads, command in lines:
         where = [date] + ([f"commit {commit}"] if commit else [])
-        where += [f"{threads} threads"] if threads else []
+        where += [f"{threads} thread" + "s" * (threads > 1)] if threads else []
         text += f"- {', '.join(where)}" + (f": `{command}`" if command else "") + "\n"
     return text
 
