@@ -148,7 +148,17 @@ static void check_round_trip(struct sl_stream *stream, unsigned char *src, unsig
 static void test_copies(void **state)
 {
     (void)state;
-    const size_t sizes[] = {1, 3, 255, 256, 4096, 65537, 1u << 20, (3u << 20) + 5, COPY_MAX_BYTES};
+    const size_t sizes[] = {1,
+                            3,
+                            255,
+                            256,
+                            4096,
+                            65537,
+                            (512u << 10) - 64,
+                            512u << 10,
+                            1u << 20,
+                            (3u << 20) + 5,
+                            COPY_MAX_BYTES};
     const size_t capacity = COPY_MAX_BYTES + 64;
     unsigned char *plain[2] = {malloc(capacity), malloc(capacity)};
     unsigned char *registered[2] = {aligned_alloc(4096, (capacity + 4095) / 4096 * 4096),

@@ -11,6 +11,8 @@
  *   ......|ticket|ticket| ... |ticket|......   a piece never wraps: the rest of the ring is skipped
  *
  * Tickets are retired in order when room is needed; the caller waits only when the ring is full.
+ *
+ * Small copies of memory that was allocated here go past the copy engine: see copy_small.cu.
  */
 #include <string.h>
 
@@ -197,16 +199,17 @@ void sl_cuda_host_free(struct sl_device *device, void *mem)
     ranges_remove(dev, at);
 }
 
-/* Length of the piece at `p` that one copy can take, at most `bytes`, and whether it is locked. */
+/* Length of the piece at `p` that one copy can take, at most `bytes`, and the locked range that it
+ * lies in, or NULL. */
 static size_t next_piece(const struct sl_cuda_device *dev, const char *p, size_t bytes,
-                         bool *locked)
+                         const struct sl_cuda_range **locked)
 {
     const size_t at = range_at(dev, p);
     size_t limit = bytes;
-    *locked = false;
+    *locked = NULL;
     if (at < dev->n_ranges) {
         const struct sl_cuda_range *range = &dev->ranges[at];
-        *locked = range->begin <= p;
+        *locked = range->begin <= p ? range : NULL;
         limit = *locked ? (size_t)(chunk_end(range, p) - p) : (size_t)(range->begin - p);
     }
     return limit < bytes ? limit : bytes;
@@ -317,6 +320,25 @@ static enum sluice_status stage_down(struct sl_cuda_device *dev, cudaStream_t st
 
 /* ---- copies ---- */
 
+/* A piece of locked memory. */
+static enum sluice_status copy_locked(cudaStream_t stream, const struct sl_cuda_range *range,
+                                      void *to, const void *from, size_t bytes, bool up,
+                                      struct sluice_error *err)
+{
+    const char *const way = up ? "to" : "from";
+    if (range != NULL && range->owned) {
+        const int code = sl_cuda_copy_small(stream, to, from, bytes);
+        if (code != SL_CUDA_UNSUPPORTED) {
+            SL_CUDA_TRY((cudaError_t)code, err, "copying %zu bytes %s the GPU", bytes, way);
+            return SLUICE_STATUS_OK;
+        }
+    }
+    SL_CUDA_TRY(cudaMemcpyAsync(to, from, bytes,
+                                up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream),
+                err, "copying %zu bytes %s the GPU", bytes, way);
+    return SLUICE_STATUS_OK;
+}
+
 /* Copy between the GPU and host memory, piece by piece: directly where the host side is locked,
  * through the ring elsewhere. */
 static enum sluice_status copy_pieces(struct sl_device *device, struct sl_stream *stream, void *dst,
@@ -328,13 +350,10 @@ static enum sluice_status copy_pieces(struct sl_device *device, struct sl_stream
     char *to = dst;
     const char *from = src;
     while (bytes > 0) {
-        bool locked;
+        const struct sl_cuda_range *locked;
         size_t piece = next_piece(dev, up ? from : to, bytes, &locked);
-        if (locked || dev->ring.memory == NULL) {
-            SL_CUDA_TRY(cudaMemcpyAsync(to, from, piece,
-                                        up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
-                                        stream->handle),
-                        err, "copying %zu bytes %s the GPU", piece, up ? "to" : "from");
+        if (locked != NULL || dev->ring.memory == NULL) {
+            SL_TRY(copy_locked(stream->handle, locked, to, from, piece, up, err));
         } else {
             piece = piece < SL_CUDA_PIECE_BYTES ? piece : SL_CUDA_PIECE_BYTES;
             SL_TRY(up ? stage_up(dev, stream->handle, to, from, piece, err)
