@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Norm, rotary embedding, KV store and attention of the CUDA device without a GPU: the kernels' own
-// source, compiled as C++ and run thread by thread (cuda_emulate.h), held to sl_op_run_ref.
+// Norm, rotary embedding, KV store (alone and fused) and attention of the CUDA device without a
+// GPU: the kernels' own source, compiled as C++ and run thread by thread (cuda_emulate.h), held to
+// sl_op_run_ref.
 //
 // Every case of attention runs twice, with asynchronous copies as late and as early as the waits
 // allow. Memory that no one has written holds NaN: the cache beyond the last position, scratch,
@@ -9,6 +10,7 @@
 #define SL_CUDA_EMULATE
 #include "device/cuda/norm.cu"
 #include "device/cuda/rope.cu"
+#include "device/cuda/heads.cu"
 #include "device/cuda/kv_store.cu"
 #include "device/cuda/attention.cu"
 #include "device/cuda/attention_decode.cu"
@@ -242,6 +244,92 @@ static void fill_sequence(const char *name, const struct sl_kv_view *kv, size_t 
     check(memcmp(want.at, kv->data, kv_bytes) == 0, name, "bytes of kv_store", 0);
 }
 
+// Norms of heads, rotary embeddings and store in one launch, against the operators one by one.
+static void check_heads(int n_tokens, int n_heads, int n_kv_heads, int head_dim, int n_rot,
+                        bool neox, bool normed, int first_pos)
+{
+    char name[128];
+    snprintf(name, sizeof name, "heads %d x %d/%d x %d, n_rot %d%s%s, from %d", n_tokens, n_heads,
+             n_kv_heads, head_dim, n_rot, neox ? " neox" : "", normed ? " normed" : "", first_pos);
+    const size_t n = (size_t)n_tokens * (size_t)head_dim;
+    room<float> q(n * (size_t)n_heads), k(n * (size_t)n_kv_heads), v(k.n), q_want(q.n), k_want(k.n);
+    room<float> q_norm((size_t)head_dim), freq((size_t)n_rot / 2);
+    room<int32_t> pos((size_t)n_tokens);
+    const struct sl_kv_types types = {SL_TYPE_F16, SL_TYPE_F16};
+    const int n_blocks = (first_pos + n_tokens) / SL_KV_BLOCK + 1;
+    room<uint8_t> cache((size_t)n_blocks * sl_kv_block_bytes(types, n_kv_heads, head_dim));
+    room<uint8_t> cache_want(cache.n);
+    q.fill_normal();
+    k.fill_normal();
+    v.fill_normal();
+    q_norm.fill_normal();
+    memcpy(q_want.at, q.at, q.bytes());
+    memcpy(k_want.at, k.at, k.bytes());
+    for (int i = 0; i < n_rot / 2; i++) {
+        freq.at[i] = powf(10000.0f, -2.0f * (float)i / (float)n_rot);
+    }
+    for (int i = 0; i < n_tokens; i++) {
+        pos.at[i] = first_pos + i;
+    }
+    struct sl_op ops[2][5]; // on the kernel's memory, on the reference's
+    int n_ops = 0;
+    for (int which = 0; which < 2; which++) {
+        float *qs = which ? q_want.at : q.at;
+        float *ks = which ? k_want.at : k.at;
+        n_ops = 0;
+        for (int side = 0; side < 2 && normed; side++) {
+            struct sl_op op = make_op(SL_OP_NORM, n_tokens);
+            op.norm.x = side ? ks : qs;
+            op.norm.y = side ? ks : qs;
+            op.norm.weight = side ? NULL : q_norm.at;
+            op.norm.n = head_dim;
+            op.norm.rows_per_token = side ? n_kv_heads : n_heads;
+            op.norm.eps = 1e-6f;
+            ops[which][n_ops++] = op;
+        }
+        for (int side = 0; side < 2; side++) {
+            struct sl_op op = make_op(SL_OP_ROPE, n_tokens);
+            op.rope = {side ? ks : qs, pos.at, freq.at, side ? n_kv_heads : n_heads,
+                       head_dim,       n_rot,  1.1f,    neox};
+            ops[which][n_ops++] = op;
+        }
+        struct sl_op op = make_op(SL_OP_KV_STORE, n_tokens);
+        op.kv_store.k = ks;
+        op.kv_store.v = v.at;
+        op.kv_store.pos = pos.at;
+        op.kv_store.kv = {which ? cache_want.at : cache.at, types, n_kv_heads, head_dim, NULL, 0};
+        ops[which][n_ops++] = op;
+    }
+    for (int i = 0; i < n_ops; i++) {
+        sl_op_run_ref(&ops[1][i]);
+    }
+    check(sl_cuda_heads_fused(ops[0], n_ops) == n_ops, name, "operators fused", n_ops);
+    check(sl_cuda_heads_fused(ops[0], n_ops - 1) == 0, name, "operators fused of a cut list", 0);
+    check(sl_cuda_heads(NULL, ops[0], n_ops, &props) == 0, name, "result", 1);
+    check_near(name, q.at, q_want.at, q.n, 1e-5);
+    check_near(name, k.at, k_want.at, k.n, 1e-5);
+    check(q.guarded() && k.guarded() && cache.guarded(), name, "guard", 0);
+    // Keys may differ in their last bit; what no one wrote is still all ones.
+    size_t n_off = 0;
+    for (size_t i = 0; i < cache.n; i += 2) {
+        uint16_t got, want;
+        memcpy(&got, cache.at + i, 2);
+        memcpy(&want, cache_want.at + i, 2);
+        n_off += abs((int)got - (int)want) > 1;
+    }
+    check(n_off == 0, name, "elements of the cache", (double)n_off);
+}
+
+static void check_all_heads(void)
+{
+    check_heads(1, 32, 8, 128, 128, false, false, 77);
+    check_heads(1, 32, 4, 128, 128, true, true, 63);
+    check_heads(5, 9, 3, 64, 64, true, false, 60);
+    check_heads(3, 4, 1, 256, 256, true, true, 1000);
+    check_heads(2, 3, 3, 96, 32, true, true, 0);
+    check_heads(2, 3, 1, 80, 20, false, false, 9);
+}
+
 static void check_attention(const struct attention_case *a)
 {
     char name[160];
@@ -360,6 +448,7 @@ int main(void)
     check_ropes();
     for (int late = 0; late < 2; late++) {
         sl_emu.late_copies = late != 0;
+        check_all_heads();
         check_attentions();
     }
     if (n_failed > 0) {

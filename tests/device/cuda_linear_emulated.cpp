@@ -315,6 +315,7 @@ static void check_op(const struct shape &s, double bound, int n_sm)
     memset(&props, 0, sizeof(props));
     props.n_sm = n_sm;
     props.max_shared_bytes = 64 * 1024;
+    props.compute_capability = 90;
     const int result = sl_cuda_linear(NULL, &op, scratch, scratch_bytes, &props);
     char what[160];
     snprintf(what, sizeof(what), "%s x%d: %d tokens, %d columns, %d rows, activation %d%s%s",
@@ -361,6 +362,74 @@ static void check_type(enum sl_type type, bool is_float)
     check_op({140, k ? 256 : 64, 1, {256}, {type}, 0, true, true}, half, 1);
 }
 
+// A norm on the way into the products, against the two operators. Normed x is rounded to 8 bits
+// where weights are packed.
+static void check_normed(enum sl_type type, enum sl_type other, int n_tokens, int n_cols,
+                         bool weighted, double bound)
+{
+    const int n_rows[2] = {37, 21};
+    std::vector<float> from = random_y((size_t)n_tokens * (size_t)n_cols);
+    std::vector<float> weight = random_y((size_t)n_cols), normed[2], y[2][2];
+    struct sl_op norm, op;
+    memset(&norm, 0, sizeof(norm));
+    memset(&op, 0, sizeof(op));
+    norm.kind = SL_OP_NORM;
+    op.kind = SL_OP_LINEAR;
+    norm.n_tokens = op.n_tokens = n_tokens;
+    uint8_t *w[2];
+    size_t bytes;
+    w[0] = random_matrix(type, n_rows[0], n_cols, &bytes);
+    w[1] = random_matrix(other, n_rows[1], n_cols, &bytes);
+    struct sl_cuda_props props;
+    memset(&props, 0, sizeof(props));
+    props.n_sm = 3;
+    props.max_shared_bytes = 64 * 1024;
+    for (int which = 0; which < 2; which++) {
+        normed[which].assign(from.size(), NAN);
+        norm.norm = {
+            from.data(), weighted ? weight.data() : NULL, normed[which].data(), n_cols, 1, 1e-5f,
+            false};
+        op.linear.x = normed[which].data();
+        op.linear.n_parts = 2;
+        for (int i = 0; i < 2; i++) {
+            y[which][i] = random_y((size_t)n_tokens * (size_t)n_rows[i]);
+            op.linear.part[i].w = {w[i], i ? other : type, n_rows[i], n_cols};
+            op.linear.part[i].y = y[which][i].data();
+        }
+        if (which == 0) {
+            sl_op_run_ref(&norm);
+            sl_op_run_ref(&op);
+        }
+    }
+    char what[160];
+    snprintf(what, sizeof(what), "%s and %s of a norm%s: %d tokens, %d columns",
+             sl_type_name((uint32_t)type), sl_type_name((uint32_t)other),
+             weighted ? " with weights" : "", n_tokens, n_cols);
+    const size_t scratch_bytes = sl_op_scratch_bytes(&op);
+    uint8_t *scratch = (uint8_t *)aligned_alloc(256, (scratch_bytes + 255) / 256 * 256);
+    check(sl_cuda_linear_takes_norm(&op, &props), what, 0, 1);
+    const int result = sl_cuda_linear_normed(NULL, &op, &norm.norm, scratch, scratch_bytes, &props);
+    check(result == 0, what, result, 0);
+    check(difference(normed[1], normed[0]) <= BOUND_EXACT, what, difference(normed[1], normed[0]),
+          BOUND_EXACT);
+    for (int i = 0; i < 2; i++) {
+        check(difference(y[1][i], y[0][i]) <= bound, what, difference(y[1][i], y[0][i]), bound);
+        free(w[i]);
+    }
+    free(scratch);
+}
+
+static void check_all_normed(void)
+{
+    const enum sl_type q4 = SL_TYPE_Q4_K, q6 = SL_TYPE_Q6_K, f16 = SL_TYPE_F16;
+    check_normed(q4, q4, 1, 1280, true, 1.5e-2);
+    check_normed(q4, q6, 2, 512, true, 1.5e-2);
+    check_normed(SL_TYPE_Q4_0, SL_TYPE_Q8_0, 4, 2272, false, 1.5e-2);
+    check_normed(f16, f16, 1, 1288, true, BOUND_EXACT);
+    check_normed(SL_TYPE_F32, SL_TYPE_BF16, 1, 520, true, BOUND_EXACT);
+    check_normed(q4, f16, 1, 768, true, 1.5e-2);
+}
+
 static void check_mixtures(void)
 {
     const enum sl_type q4 = SL_TYPE_Q4_K, q6 = SL_TYPE_Q6_K, f16 = SL_TYPE_F16, bf16 = SL_TYPE_BF16;
@@ -405,6 +474,7 @@ int main(int argc, char **argv)
     }
     if (argc < 2) {
         check_mixtures();
+        check_all_normed();
     }
     if (n_failed) {
         fprintf(stderr, "%d checks failed\n", n_failed);

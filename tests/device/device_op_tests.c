@@ -445,8 +445,8 @@ static void scatter(struct op_case *c, struct sl_experts_matrix *m, int32_t n)
     m->data = NULL;
 }
 
-/* The choice of experts and the products of the chosen ones, in one list: the second op reads what
- * the first one chose. */
+/* Norm, the choice of experts and the products of the chosen ones, in one list: each op reads what
+ * the ones before have made. */
 static void check_experts(enum sl_gating gating, enum sl_type type, int n_tokens, int n_experts,
                           int n_used, int first, bool with_biases, bool with_tables)
 {
@@ -455,10 +455,18 @@ static void check_experts(enum sl_gating gating, enum sl_type type, int n_tokens
     case_init(&c, (uint64_t)(n_tokens + n_experts), "experts %s, gating %d, %d tokens, %d of %d",
               sl_type_name((uint32_t)type), (int)gating, n_tokens, n_used, n_experts);
     const size_t n = (size_t)n_tokens;
-    const float *x = case_floats(&c, n * EMBD, 1.0f);
+    float *x = case_floats(&c, n * EMBD, 1.0f);
     int32_t *ids = case_positions(&c, n_tokens * n_used, 0);
     float *weights = case_floats(&c, n * (size_t)n_used, 1.0f);
-    struct sl_op *op = case_op(&c, SL_OP_ROUTER, n_tokens);
+    struct sl_op *op = case_op(&c, SL_OP_NORM, n_tokens);
+    op->norm = (struct sl_op_norm){.x = case_floats(&c, n * EMBD, 2.0f),
+                                   .weight = case_floats(&c, EMBD, 1.0f),
+                                   .y = x,
+                                   .n = EMBD,
+                                   .rows_per_token = 1,
+                                   .eps = 1e-5f};
+    case_output(&c, CASE_FLOATS, x, n * EMBD * sizeof *x, SL_TYPE_F32, BOUND_NORM);
+    op = case_op(&c, SL_OP_ROUTER, n_tokens);
     op->router = (struct sl_op_router){
         .x = x,
         .w = case_matrix(&c, SL_TYPE_F32, n_experts, EMBD),
@@ -519,14 +527,18 @@ static void test_experts(void **state)
     check_experts(SL_GATING_SOFTMAX, SL_TYPE_F16, 3, 3, 1, 2, false, false);
     check_experts(SL_GATING_SIGMOID, SL_TYPE_Q6_K, 90, 5, 5, 0, false, true);
     check_experts(SL_GATING_SOFTMAX, SL_TYPE_Q4_0, 1, 16, 8, 0, false, true);
+    for (int n_tokens = 2; n_tokens <= 12; n_tokens += 2) {
+        check_experts(SL_GATING_SOFTMAX, SL_TYPE_Q8_0, n_tokens, 32, 8, 0, true, false);
+    }
 }
 
 /* The ops of a whole attention half in one list: each reads what the one before wrote. */
-static void check_layer(int n_tokens, int first_pos)
+static void check_layer(int n_tokens, int first_pos, bool normed_heads, enum sl_type type)
 {
     enum { EMBD = 256, HEADS = 4, KV_HEADS = 2, DIM = 64 };
     struct op_case c;
-    case_init(&c, (uint64_t)n_tokens, "layer of %d tokens from %d", n_tokens, first_pos);
+    case_init(&c, (uint64_t)n_tokens, "layer of %d tokens from %d%s, %s", n_tokens, first_pos,
+              normed_heads ? ", heads normed" : "", sl_type_name((uint32_t)type));
     const size_t n = (size_t)n_tokens;
     const int n_kv = first_pos + n_tokens;
     float *x = case_floats(&c, n * EMBD, 1.0f);
@@ -553,9 +565,18 @@ static void check_layer(int n_tokens, int first_pos)
                                    .eps = 1e-5f};
     op = case_op(&c, SL_OP_LINEAR, n_tokens);
     op->linear.x = normed;
-    float *q = add_part(&c, op, SL_TYPE_Q4_K, (int64_t)HEADS * DIM, EMBD, false);
-    float *k = add_part(&c, op, SL_TYPE_Q4_K, (int64_t)KV_HEADS * DIM, EMBD, false);
+    float *q = add_part(&c, op, type, (int64_t)HEADS * DIM, EMBD, false);
+    float *k = add_part(&c, op, type, (int64_t)KV_HEADS * DIM, EMBD, false);
     float *v = add_part(&c, op, SL_TYPE_Q6_K, (int64_t)KV_HEADS * DIM, EMBD, false);
+    for (int side = 0; side < 2 && normed_heads; side++) {
+        op = case_op(&c, SL_OP_NORM, n_tokens);
+        op->norm = (struct sl_op_norm){.x = side ? k : q,
+                                       .weight = case_floats(&c, DIM, 1.0f),
+                                       .y = side ? k : q,
+                                       .n = DIM,
+                                       .rows_per_token = side ? KV_HEADS : HEADS,
+                                       .eps = 1e-6f};
+    }
     const struct sl_op_rope rope = {
         .pos = pos, .freq = freq, .head_dim = DIM, .n_rot = DIM, .magnitude = 1.0f, .neox = true};
     op = case_op(&c, SL_OP_ROPE, n_tokens);
@@ -580,7 +601,7 @@ static void check_layer(int n_tokens, int first_pos)
     op->linear.x = mixed;
     op->linear.accumulate = true;
     op->linear.n_parts = 1;
-    op->linear.part[0].w = case_matrix(&c, SL_TYPE_Q4_K, EMBD, (int64_t)HEADS * DIM);
+    op->linear.part[0].w = case_matrix(&c, type, EMBD, (int64_t)HEADS * DIM);
     op->linear.part[0].y = x;
 
     /* Errors of packed inputs add up along the list. */
@@ -598,10 +619,60 @@ static void check_layer(int n_tokens, int first_pos)
 static void test_layer(void **state)
 {
     (void)state;
-    check_layer(1, 0);
-    check_layer(1, 100);
-    check_layer(12, 60);
-    check_layer(80, 0);
+    check_layer(1, 0, false, SL_TYPE_Q4_K);
+    check_layer(1, 100, true, SL_TYPE_Q4_K);
+    check_layer(1, 70, true, SL_TYPE_F16);
+    check_layer(3, 62, true, SL_TYPE_Q8_0);
+    check_layer(12, 60, false, SL_TYPE_Q4_K);
+    check_layer(80, 0, false, SL_TYPE_Q4_K);
+}
+
+/* Norm, gate and up, down into the residual stream. */
+static void check_feed_forward(int n_tokens, enum sl_type gate, enum sl_type up, enum sl_type down)
+{
+    enum { EMBD = 512, FF = 768 };
+    struct op_case c;
+    case_init(&c, (uint64_t)n_tokens, "feed-forward %s %s %s of %d tokens",
+              sl_type_name((uint32_t)gate), sl_type_name((uint32_t)up),
+              sl_type_name((uint32_t)down), n_tokens);
+    const size_t n = (size_t)n_tokens;
+    float *x = case_floats(&c, n * EMBD, 1.0f);
+    float *normed = case_floats(&c, n * EMBD, 1.0f);
+    struct sl_op *op = case_op(&c, SL_OP_NORM, n_tokens);
+    op->norm = (struct sl_op_norm){.x = x,
+                                   .weight = case_floats(&c, EMBD, 1.0f),
+                                   .y = normed,
+                                   .n = EMBD,
+                                   .rows_per_token = 1,
+                                   .eps = 1e-5f};
+    op = case_op(&c, SL_OP_LINEAR, n_tokens);
+    op->linear.x = normed;
+    op->linear.activation = SL_ACT_SILU;
+    const float *h = add_part(&c, op, gate, FF, EMBD, true);
+    const float *scratch = add_part(&c, op, up, FF, EMBD, false);
+    op = case_op(&c, SL_OP_LINEAR, n_tokens);
+    op->linear.x = h;
+    op->linear.accumulate = true;
+    op->linear.n_parts = 1;
+    op->linear.part[0].w = case_matrix(&c, down, EMBD, FF);
+    op->linear.part[0].y = x;
+    case_output(&c, CASE_FLOATS, normed, n * EMBD * sizeof *x, SL_TYPE_F32, BOUND_NORM);
+    case_output(&c, CASE_FLOATS, h, n * FF * sizeof *x, SL_TYPE_F32, BOUND_GATED);
+    case_output(&c, CASE_UNDEFINED, scratch, n * FF * sizeof *x, SL_TYPE_F32, 0);
+    case_output(&c, CASE_FLOATS, x, n * EMBD * sizeof *x, SL_TYPE_F32, 2 * BOUND_GATED);
+    case_check(&c, dev, false, "feed-forward");
+    case_finish(&c);
+}
+
+static void test_feed_forward(void **state)
+{
+    (void)state;
+    const int counts[] = {1, 2, 3, 4, 9, 40};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        check_feed_forward(counts[i], SL_TYPE_Q4_0, SL_TYPE_Q4_0, SL_TYPE_Q8_0);
+        check_feed_forward(counts[i], SL_TYPE_Q4_K, SL_TYPE_Q6_K, SL_TYPE_Q5_K);
+        check_feed_forward(counts[i], SL_TYPE_F16, SL_TYPE_F16, SL_TYPE_BF16);
+    }
 }
 
 int device_tests_run_ops(const char *prefix, struct sl_device *device)
@@ -613,6 +684,7 @@ int device_tests_run_ops(const char *prefix, struct sl_device *device)
         cmocka_unit_test(test_rope),         cmocka_unit_test(test_kv_store),
         cmocka_unit_test(test_attention),    cmocka_unit_test(test_attention_types),
         cmocka_unit_test(test_experts),      cmocka_unit_test(test_layer),
+        cmocka_unit_test(test_feed_forward),
     };
     char name[96];
     snprintf(name, sizeof name, "%s: operators", prefix);

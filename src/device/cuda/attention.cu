@@ -65,5 +65,5 @@ extern "C" int sl_cuda_attention(cudaStream_t stream, const struct sl_op *op, vo
     if (result != 0 || a.n_splits == 1) {
         return result;
     }
-    return sl_cuda_attention_merge(stream, &a);
+    return sl_cuda_attention_merge(stream, &a, props);
 }

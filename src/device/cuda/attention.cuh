@@ -258,6 +258,8 @@ template <class S>
 static __global__ void __launch_bounds__(S::THREADS) sl_attn_kernel(const sl_attn_args a)
 {
     SL_DYNAMIC_SHARED(shared);
+    sl_let_follow();
+    sl_await_ahead();
     const int warp = threadIdx.x / SL_WARP;
     const int lane = threadIdx.x % SL_WARP;
     const int warp_m = S::WM == 1 ? 0 : warp;
@@ -337,17 +339,9 @@ static int sl_attn_launch(cudaStream_t stream, sl_attn_args *a, int max_splits,
         return SL_CUDA_UNSUPPORTED;
     }
     a->n_splits = sl_attn_choose_splits<S>(a, max_splits, props);
-    if (S::SHARED_BYTES > 48 * 1024) {
-        static uint64_t allowed_on; /* bit i: done for GPU i */
-        const int code = sl_allow_shared((const void *)sl_attn_kernel<S>, S::SHARED_BYTES,
-                                         props->ordinal, &allowed_on);
-        if (code != 0) {
-            return code;
-        }
-    }
     const dim3 grid((unsigned)n_tiles, (unsigned)a->kv.n_kv_heads, (unsigned)a->n_splits);
-    SL_QUEUE(sl_attn_kernel<S>, grid, (unsigned)S::THREADS, S::SHARED_BYTES, stream, *a);
-    return sl_launch_result();
+    return SL_FOLLOW(sl_attn_kernel<S>, grid, (unsigned)S::THREADS, S::SHARED_BYTES, stream, props,
+                     *a);
 }
 
 #endif

@@ -7,6 +7,7 @@
 #define SL_DEVICE_CUDA_ATTENTION_ARGS_CUH
 
 #include "device/cuda/kv.cuh"
+#include "device/cuda/launch.cuh"
 #include "device/cuda/mma.cuh"
 
 struct sl_attn_args {
@@ -36,7 +37,8 @@ int sl_cuda_attention_decode(cudaStream_t stream, sl_attn_args *args, bool quant
 int sl_cuda_attention_prefill(cudaStream_t stream, sl_attn_args *args, bool quantized,
                               int max_splits, const struct sl_cuda_props *props);
 /* attention_merge.cu */
-int sl_cuda_attention_merge(cudaStream_t stream, const sl_attn_args *args);
+int sl_cuda_attention_merge(cudaStream_t stream, const sl_attn_args *args,
+                            const struct sl_cuda_props *props);
 
 /* What the weighted values of a row are multiplied by in the end. `sum` belongs to maximum `max`
  * (log2 units); a sink adds to the sum alone. */

@@ -46,6 +46,8 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const sl_at
 {
     __shared__ float weights[SL_ATTN_MAX_SPLITS];
     __shared__ float4 sums[MERGE_THREADS];
+    sl_let_follow();
+    sl_await_ahead();
     const int64_t row = blockIdx.x;
     const int64_t n_rows = gridDim.x;
     if (threadIdx.x < SL_WARP) {
@@ -86,12 +88,12 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const sl_at
     }
 }
 
-int sl_cuda_attention_merge(cudaStream_t stream, const sl_attn_args *args)
+int sl_cuda_attention_merge(cudaStream_t stream, const sl_attn_args *args,
+                            const struct sl_cuda_props *props)
 {
     const int64_t n_rows = (int64_t)args->n_tokens * args->n_heads;
     if (n_rows > INT32_MAX) {
         return SL_CUDA_UNSUPPORTED;
     }
-    SL_QUEUE(merge_kernel, (unsigned)n_rows, MERGE_THREADS, 0, stream, *args);
-    return sl_launch_result();
+    return SL_FOLLOW(merge_kernel, (unsigned)n_rows, MERGE_THREADS, 0, stream, props, *args);
 }

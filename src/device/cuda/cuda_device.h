@@ -87,6 +87,11 @@ cudaError_t sl_cuda_event_wait(cudaEvent_t event);
 /* probe.c: check driver, GPU and code for it; make the context; fill the description fields. */
 enum sluice_status sl_cuda_probe(struct sl_cuda_device *dev, int ordinal, struct sluice_error *err);
 
+/* fuse.c: queue the first operators of a list if they are some that one launch can do. *n_taken:
+ * how many; 0 if they are not. All have been validated. Returns as launchers do. */
+int sl_cuda_run_fused(cudaStream_t stream, const struct sl_op *ops, int n_ops, void *scratch,
+                      const struct sl_cuda_props *props, int *n_taken);
+
 /* transfer.c */
 enum sluice_status sl_cuda_host_register(struct sl_device *dev, const void *mem, size_t bytes,
                                          bool read_only, struct sluice_error *err);

@@ -328,15 +328,24 @@ static enum sluice_status device_run(struct sl_device *device, struct sl_stream 
     const struct sl_cuda_device *dev = cuda_device(device);
     SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
     for (int i = 0; i < n_ops; i++) {
+        SL_TRY(check_types(&ops[i], err));
+        SL_TRY(sl_op_validate(&ops[i], err));
+    }
+    for (int i = 0; i < n_ops;) {
         const struct sl_op *op = &ops[i];
-        SL_TRY(check_types(op, err));
-        SL_TRY(sl_op_validate(op, err));
-        const int result = launch(dev, stream->handle, op, scratch);
+        int n_taken = 0;
+        int result =
+            sl_cuda_run_fused(stream->handle, op, n_ops - i, scratch, &dev->props, &n_taken);
+        if (n_taken == 0) {
+            result = launch(dev, stream->handle, op, scratch);
+            n_taken = 1;
+        }
         SL_CHECK(result != SL_CUDA_UNSUPPORTED, UNSUPPORTED, err,
                  "the CUDA device has no kernel for %s with type %s in this shape",
                  sl_op_kind_name(op->kind), op_type_name(op));
         SL_CUDA_TRY((cudaError_t)result, err, "queueing %s (operator %d of %d)",
                     sl_op_kind_name(op->kind), i + 1, n_ops);
+        i += n_taken;
     }
     return SLUICE_STATUS_OK;
 }

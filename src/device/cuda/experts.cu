@@ -2,6 +2,8 @@
  *
  * The experts of a mixture: choice of kernels, packing of inputs by position, and the weighted sum.
  *
+ * Few tokens with quantized weights are vector products (experts_vec.cuh). Otherwise:
+ *
  *   sort      pairs by expert, and tiles (experts_sort.cu); not for a token or two
  *   then for each chunk of positions
  *     pack    the tokens' x by position, in the form that gate and up want
@@ -15,7 +17,8 @@
  *
  *   scratch: | order | x by position, later out | x in up's form | h | up | h packed |
  */
-#include "device/cuda/experts.cuh"
+#include "device/cuda/experts_vec.cuh"
+#include "device/cuda/fuse.h"
 #include "device/cuda/linear_pack.cuh"
 
 #ifndef SL_CUDA_EMULATE
@@ -256,7 +259,7 @@ static void set_part(struct sl_experts_part *to, const struct sl_experts_matrix 
     to->bytes = m->n_rows * (int64_t)sl_type_row_bytes(m->type, m->n_cols);
 }
 
-/* ---- the operator ---- */
+/* ---- the operator, its pairs sorted ---- */
 
 /* An op on its way, and where things lie in scratch. */
 struct work {
@@ -405,6 +408,8 @@ static int run_chunk(cudaStream_t stream, const struct work *w, int begin, int e
                      end, w->n_embd, op->accumulate || begin > 0);
 }
 
+/* ---- vector products ---- */
+
 /* Kernels of packed types read 16-byte pieces from a matrix' start on. Addresses of a table are
  * not known here: they are as aligned as the arena's, 16 bytes at least. */
 static bool is_supported(const struct sl_experts_matrix *m)
@@ -413,15 +418,101 @@ static bool is_supported(const struct sl_experts_matrix *m)
            m->n_rows <= INT32_MAX / 8 && m->n_cols <= INT32_MAX / 8;
 }
 
+/* Where they are the better way: the matrices of few tokens have little in common. `router` (or
+ * NULL) makes the choice on the way, and its logits lie in scratch too. */
+static bool takes_vec(const struct sl_op *op, const struct sl_op *router,
+                      const struct sl_cuda_props *props)
+{
+    const struct sl_op_experts *e = &op->experts;
+    const int64_t n_h = (int64_t)op->n_tokens * e->n_used * e->gate.n_rows;
+    const size_t logits_bytes = router ? sl_router_logits_bytes(router) : 0;
+    return op->n_tokens <= SL_EXPERTS_VEC_TOKENS && e->gate.type == e->up.type &&
+           !is_float_kind((int)e->gate.type) && !is_float_kind((int)e->down.type) &&
+           is_supported(&e->gate) && is_supported(&e->up) && is_supported(&e->down) &&
+           logits_bytes + (size_t)n_h * sizeof(float) <= sl_op_scratch_bytes(op) &&
+           sl_experts_vec_fits(op, router, props);
+}
+
+/* `router` makes the choice, or has no logits. h: scratch. */
+static int run_vec(cudaStream_t stream, const struct sl_op *op, const struct sl_router_args *router,
+                   float *h, const struct sl_cuda_props *props)
+{
+    const struct sl_op_experts *e = &op->experts;
+    struct sl_experts_vec_args up;
+    memset(&up, 0, sizeof(up));
+    up.order.ids = e->ids;
+    up.order.table = e->gate.table;
+    up.order.n_used = e->n_used;
+    up.order.first = e->first;
+    up.order.n = e->n;
+    up.n_tokens = op->n_tokens;
+    up.weights = e->weights;
+    up.router = *router;
+    struct sl_experts_vec_args down = up;
+    up.x = e->x;
+    up.y = h;
+    up.n_cols = (int32_t)e->gate.n_cols;
+    up.n_rows = (int32_t)e->gate.n_rows;
+    up.row_bytes = (int64_t)sl_type_row_bytes(e->gate.type, e->gate.n_cols);
+    up.activation = (int32_t)e->activation;
+    set_part(&up.part[0], &e->gate);
+    set_part(&up.part[1], &e->up);
+    down.x = h;
+    down.y = e->y;
+    down.n_cols = (int32_t)e->down.n_cols;
+    down.n_rows = (int32_t)e->down.n_rows;
+    down.row_bytes = (int64_t)sl_type_row_bytes(e->down.type, e->down.n_cols);
+    down.accumulate = e->accumulate;
+    set_part(&down.part[0], &e->down);
+    const int type = (int)e->gate.type;
+    const int down_type = (int)e->down.type;
+    const int failed = has_large_blocks(type) ? sl_experts_vec_up_k(stream, type, &up, props)
+                                              : sl_experts_vec_up_q(stream, type, &up, props);
+    if (failed) {
+        return failed;
+    }
+    return has_large_blocks(down_type) ? sl_experts_vec_down_k(stream, down_type, &down, props)
+                                       : sl_experts_vec_down_q(stream, down_type, &down, props);
+}
+
+bool sl_cuda_experts_choose(const struct sl_op *op, const struct sl_op *router,
+                            const struct sl_cuda_props *props)
+{
+    const struct sl_op_router *r = &router->router;
+    return sl_cuda_router_takes_norm(router) && op->n_tokens == router->n_tokens &&
+           op->experts.ids == r->ids && op->experts.weights == r->weights &&
+           op->experts.n_used == r->n_used && takes_vec(op, router, props);
+}
+
+int sl_cuda_experts_chosen(cudaStream_t stream, const struct sl_op *op, const struct sl_op *router,
+                           const struct sl_op_norm *norm, void *scratch,
+                           const struct sl_cuda_props *props)
+{
+    float *logits = (float *)scratch;
+    float *h = (float *)((uint8_t *)scratch + sl_router_logits_bytes(router));
+    const int failed = sl_router_few_logits(stream, router, norm, logits, props);
+    if (failed) {
+        return failed;
+    }
+    const struct sl_router_args args = sl_router_make_args(router, logits);
+    return run_vec(stream, op, &args, h, props);
+}
+
+/* ---- the operator ---- */
+
 extern "C" int sl_cuda_experts(cudaStream_t stream, const struct sl_op *op, void *scratch,
                                size_t scratch_bytes, const struct sl_cuda_props *props)
 {
-    (void)props;
     const struct sl_op_experts *e = &op->experts;
     const int64_t n_pairs = (int64_t)op->n_tokens * e->n_used;
     if (!is_supported(&e->gate) || !is_supported(&e->up) || !is_supported(&e->down) ||
         n_pairs > INT32_MAX / 2) {
         return SL_CUDA_UNSUPPORTED;
+    }
+    if (takes_vec(op, NULL, props) && scratch_bytes >= sl_op_scratch_bytes(op)) {
+        struct sl_router_args none;
+        memset(&none, 0, sizeof(none));
+        return run_vec(stream, op, &none, (float *)scratch, props);
     }
     struct work w;
     memset(&w, 0, sizeof(w));

@@ -3,13 +3,14 @@
  * Matrix products: choice of kernels, packing of x, and gates of unlike types.
  *
  * Parts of one type share a launch. By the number of tokens:
- *   1..4     vector kernels (linear_vec_direct, linear_vecf): bound by the bytes of the matrix; x
- * is packed in place unless it is long
+ *   1..4     vector kernels (linear_vec_stream): bound by the bytes of the matrix; x is normed and
+ *            packed in place unless it is long
  *   ..64     linear_mid: tensor cores, 32 rows a block, still bound by bytes
  *   more     linear_gemm: tensor cores, 128 x 128 tiles, where its tiles fill the GPU; else
  *            linear_mid, 64 tokens at a time
  * F32 weights, and shapes of F16 and BF16 whose rows aren't 16-byte aligned, stay on linear_vecf.
  */
+#include "device/cuda/fuse.h"
 #include "device/cuda/linear_args.cuh"
 #include "device/cuda/linear_pack.cuh"
 
@@ -164,8 +165,7 @@ static enum family choose_family(const struct sl_linear_args *a, int type,
         if (type == SL_TYPE_F32 || !aligned || a->n_tokens == 1) {
             return FAMILY_VECF;
         }
-    } else if (a->n_tokens <= VEC_MAX_TOKENS &&
-               sl_linear_vec_shared_bytes(a->n_cols, a->n_tokens) <= props->max_shared_bytes) {
+    } else if (a->n_tokens <= VEC_MAX_TOKENS && sl_linear_vec_fits(a, props)) {
         return FAMILY_VEC;
     }
     return gemm_wins(a, props->n_sm) ? FAMILY_GEMM : FAMILY_MID;
@@ -197,18 +197,22 @@ static int prepare_x(cudaStream_t stream, struct sl_linear_args *a, enum x_form 
     return want == X_8BIT ? pack8(stream, a, scratch) : pack_half(stream, a, scratch);
 }
 
+/* Kernels that make what they want of x themselves. */
+static bool takes_float(const struct sl_linear_args *a, enum family family)
+{
+    return family == FAMILY_VECF ||
+           (family == FAMILY_VEC && (int64_t)a->n_tokens * a->n_cols <= VEC_PACK_MAX);
+}
+
 static int run_group(cudaStream_t stream, struct sl_linear_args *a, int type, void *scratch,
                      enum x_form *have, const struct sl_cuda_props *props)
 {
+    count_tiles(a, 1);
     const enum family family = choose_family(a, type, props);
-    const int n_sm = props->n_sm;
     const bool is_float = is_float_type(type);
-    enum x_form want = is_float ? X_HALF : X_8BIT;
-    if (family == FAMILY_VECF || (family == FAMILY_VEC && *have != X_8BIT &&
-                                  (int64_t)a->n_tokens * a->n_cols <= VEC_PACK_MAX)) {
+    enum x_form want = is_float || family == FAMILY_GEMM ? X_HALF : X_8BIT;
+    if (takes_float(a, family) && (is_float || *have != X_8BIT)) {
         want = X_FLOAT;
-    } else if (family == FAMILY_GEMM) {
-        want = X_HALF;
     }
     count_tiles(a, family == FAMILY_MID ? SL_MID_ROWS : family == FAMILY_GEMM ? SL_GEMM_ROWS : 1);
     const int failed = prepare_x(stream, a, want, have, scratch);
@@ -218,9 +222,10 @@ static int run_group(cudaStream_t stream, struct sl_linear_args *a, int type, vo
     const bool k = is_k_type(type);
     switch (family) {
     case FAMILY_VECF:
-        return sl_linear_vec_f(stream, type, a, n_sm);
+        return sl_linear_vec_f(stream, type, a, props);
     case FAMILY_VEC:
-        return k ? sl_linear_vec_k(stream, type, a, n_sm) : sl_linear_vec_q(stream, type, a, n_sm);
+        return k ? sl_linear_vec_k(stream, type, a, props)
+                 : sl_linear_vec_q(stream, type, a, props);
     case FAMILY_MID:
         return is_float ? sl_linear_mid_f(stream, type, a)
                : k      ? sl_linear_mid_k(stream, type, a)
@@ -259,8 +264,76 @@ static void set_part(struct sl_linear_part *to, const struct sl_op_linear *op, i
     to->n_rows = (int32_t)w->n_rows;
 }
 
-extern "C" int sl_cuda_linear(cudaStream_t stream, const struct sl_op *op, void *scratch,
-                              size_t scratch_bytes, const struct sl_cuda_props *props)
+/* The arguments of the parts that have the type of part `first`, `norm` (or NULL) ahead. A gate
+ * and an up of different types are made one by one and combined at the end (`split`). */
+static void make_group(struct sl_linear_args *a, const struct sl_op *op,
+                       const struct sl_op_norm *norm, int first, bool split)
+{
+    const struct sl_op_linear *linear = &op->linear;
+    const enum sl_type type = linear->part[first].w.type;
+    memset(a, 0, sizeof(*a));
+    a->x = linear->x;
+    a->n_tokens = op->n_tokens;
+    a->n_cols = (int32_t)linear->part[first].w.n_cols;
+    a->row_bytes = (int64_t)sl_type_row_bytes(type, a->n_cols);
+    a->activation = split ? SL_ACT_NONE : (int)linear->activation;
+    a->accumulate = linear->accumulate;
+    if (norm) {
+        a->x = norm->x;
+        a->norm.on = true;
+        a->norm.weight = norm->weight;
+        a->norm.eps = norm->eps;
+        a->norm.y = first == 0 ? norm->y : NULL;
+    }
+    for (int i = first; i < linear->n_parts; i++) {
+        if (linear->part[i].w.type == type) {
+            set_part(&a->part[a->n_parts++], linear, i);
+        }
+    }
+}
+
+static bool is_split(const struct sl_op_linear *linear)
+{
+    return linear->activation != SL_ACT_NONE && linear->part[0].w.type != linear->part[1].w.type;
+}
+
+/* Whether part i is the first of its type. */
+static bool begins_group(const struct sl_op_linear *linear, int i)
+{
+    for (int j = 0; j < i; j++) {
+        if (linear->part[j].w.type == linear->part[i].w.type) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool sl_cuda_linear_takes_norm(const struct sl_op *op, const struct sl_cuda_props *props)
+{
+    const struct sl_op_linear *linear = &op->linear;
+    if (!is_supported(linear) || op->n_tokens <= 0) {
+        return false;
+    }
+    for (int i = 0; i < linear->n_parts; i++) {
+        struct sl_linear_args a;
+        if (!begins_group(linear, i)) {
+            continue;
+        }
+        const int type = (int)linear->part[i].w.type;
+        make_group(&a, op, NULL, i, is_split(linear));
+        count_tiles(&a, 1);
+        const enum family family = choose_family(&a, type, props);
+        if (!takes_float(&a, family) ||
+            (family == FAMILY_VECF && !sl_linear_vec_f_streams(type, &a, props))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+int sl_cuda_linear_normed(cudaStream_t stream, const struct sl_op *op,
+                          const struct sl_op_norm *norm, void *scratch, size_t scratch_bytes,
+                          const struct sl_cuda_props *props)
 {
     const struct sl_op_linear *linear = &op->linear;
     if (!is_supported(linear) || scratch_bytes < sl_op_scratch_bytes(op)) {
@@ -269,31 +342,16 @@ extern "C" int sl_cuda_linear(cudaStream_t stream, const struct sl_op *op, void 
     if (op->n_tokens <= 0) {
         return 0;
     }
-    /* A gate and an up of different types are made one by one and combined at the end. */
-    const bool split =
-        linear->activation != SL_ACT_NONE && linear->part[0].w.type != linear->part[1].w.type;
+    const bool split = is_split(linear);
     enum x_form have = X_FLOAT;
-    bool done[SL_LINEAR_MAX_PARTS] = {false, false, false, false};
     for (int i = 0; i < linear->n_parts; i++) {
-        if (done[i]) {
+        if (!begins_group(linear, i)) {
             continue;
         }
-        const enum sl_type type = linear->part[i].w.type;
         struct sl_linear_args a;
-        memset(&a, 0, sizeof(a));
-        a.x = linear->x;
-        a.n_tokens = op->n_tokens;
-        a.n_cols = (int32_t)linear->part[i].w.n_cols;
-        a.row_bytes = (int64_t)sl_type_row_bytes(type, a.n_cols);
-        a.activation = split ? SL_ACT_NONE : (int)linear->activation;
-        a.accumulate = linear->accumulate;
-        for (int j = i; j < linear->n_parts; j++) {
-            if (linear->part[j].w.type == type) {
-                set_part(&a.part[a.n_parts++], linear, j);
-                done[j] = true;
-            }
-        }
-        const int failed = run_group(stream, &a, (int)type, scratch, &have, props);
+        make_group(&a, op, norm, i, split);
+        const int failed =
+            run_group(stream, &a, (int)linear->part[i].w.type, scratch, &have, props);
         if (failed) {
             return failed;
         }
@@ -305,4 +363,10 @@ extern "C" int sl_cuda_linear(cudaStream_t stream, const struct sl_op *op, void 
                          (int)linear->activation);
     }
     return 0;
+}
+
+int sl_cuda_linear(cudaStream_t stream, const struct sl_op *op, void *scratch, size_t scratch_bytes,
+                   const struct sl_cuda_props *props)
+{
+    return sl_cuda_linear_normed(stream, op, NULL, scratch, scratch_bytes, props);
 }

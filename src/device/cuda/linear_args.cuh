@@ -12,6 +12,7 @@
 #ifndef SL_DEVICE_CUDA_LINEAR_ARGS_CUH
 #define SL_DEVICE_CUDA_LINEAR_ARGS_CUH
 
+#include "device/cuda/cuda_ops.h"
 #include "device/cuda/linear_port.cuh"
 
 /* 32 elements of x as int8: x = d * q. The sums of either half, as two f16 (whole, at most 2032).
@@ -30,6 +31,14 @@ struct sl_linear_part {
     int32_t first; /* row tile where the part starts; tiles of different parts never mix */
 };
 
+/* A norm of x on its way into the product (vector kernels only). */
+struct sl_linear_norm {
+    const float *weight; /* [n_cols] or NULL */
+    float *y;            /* where the normed x goes too, or NULL */
+    float eps;
+    bool on;
+};
+
 struct sl_linear_args {
     const float *x;
     const void *xs; /* scratch, as its kernel made it */
@@ -41,6 +50,7 @@ struct sl_linear_args {
     int32_t activation; /* enum sl_activation; other than NONE: part 0 is gate, part 1 up */
     bool accumulate;
     bool x_packed; /* xs holds x as 8 bits (vector kernels: otherwise they pack it themselves) */
+    struct sl_linear_norm norm;
     struct sl_linear_part part[SL_LINEAR_MAX_PARTS];
 };
 
@@ -54,9 +64,12 @@ struct sl_linear_args {
 
 /* Launchers by type: 0, a cudaError_t or SL_CUDA_UNSUPPORTED. The _k files hold the types with
  * blocks of 256, the _f files those that are not quantized. */
-int sl_linear_vec_q(cudaStream_t stream, int type, const struct sl_linear_args *args, int n_sm);
-int sl_linear_vec_k(cudaStream_t stream, int type, const struct sl_linear_args *args, int n_sm);
-int sl_linear_vec_f(cudaStream_t stream, int type, const struct sl_linear_args *args, int n_sm);
+int sl_linear_vec_q(cudaStream_t stream, int type, const struct sl_linear_args *args,
+                    const struct sl_cuda_props *props);
+int sl_linear_vec_k(cudaStream_t stream, int type, const struct sl_linear_args *args,
+                    const struct sl_cuda_props *props);
+int sl_linear_vec_f(cudaStream_t stream, int type, const struct sl_linear_args *args,
+                    const struct sl_cuda_props *props);
 int sl_linear_mid_q(cudaStream_t stream, int type, const struct sl_linear_args *args);
 int sl_linear_mid_k(cudaStream_t stream, int type, const struct sl_linear_args *args);
 int sl_linear_mid_f(cudaStream_t stream, int type, const struct sl_linear_args *args);
@@ -64,8 +77,13 @@ int sl_linear_gemm_q(cudaStream_t stream, int type, const struct sl_linear_args 
 int sl_linear_gemm_k(cudaStream_t stream, int type, const struct sl_linear_args *args);
 int sl_linear_gemm_f(cudaStream_t stream, int type, const struct sl_linear_args *args);
 
-/* Shared memory that a vector kernel wants for its tokens; too much: use the other kernels. */
-size_t sl_linear_vec_shared_bytes(int n_cols, int n_tokens);
+/* Whether the vector kernels for quantized weights have room for x and a block's sums (n_tiles
+ * counts rows). */
+bool sl_linear_vec_fits(const struct sl_linear_args *args, const struct sl_cuda_props *props);
+/* The same for weights that are not quantized; otherwise sl_linear_vec_f has a slower kernel, which
+ * takes no norm along. */
+bool sl_linear_vec_f_streams(int type, const struct sl_linear_args *args,
+                             const struct sl_cuda_props *props);
 
 /* The part that row tile `tile` belongs to. */
 SL_DEV int sl_part_of_tile(const struct sl_linear_args &a, int tile)

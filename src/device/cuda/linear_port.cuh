@@ -35,8 +35,10 @@ extern "C" {
 
 #ifdef __CUDA_ARCH__
 #define SL_LDG(p) __ldg(p)
+#define SL_LOAD_L2(p) __ldcg(p) /* past the L1 cache, which may hold what was there before */
 #else
 #define SL_LDG(p) (*(p))
+#define SL_LOAD_L2(p) (*(p))
 #endif
 /* The emulation checks the alignment that the hardware demands. */
 #ifndef SL_CHECK_ALIGN
@@ -110,6 +112,15 @@ SL_HD uint32_t sl_pack_half2(float lo, float hi)
         out |= (h | sign) << 16 * i;
     }
     return out;
+#endif
+}
+
+SL_HD int sl_count_bits(uint32_t v)
+{
+#ifdef __CUDA_ARCH__
+    return __popc(v);
+#else
+    return __builtin_popcount(v);
 #endif
 }
 

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix times one to four vectors, quantized weights, without a detour through shared memory.
- *
- * One block of up to 32 warps stays on every multiprocessor, so that x is packed once there. A warp
- * takes whole rows; a lane takes units of 32 weights, `slots` of them under way in registers at any
- * time, across row ends too: what a slot held is used up, then its next load is queued. Units of a
- * lane lie 32 apart, so that everything about x but a multiple of the step is known before the
- * loop. Types aligned to less than 4 bytes are read by 8-byte words that cover their bytes: loads
- * of whole lines in few instructions are what the L1 cache is fast at.
+ * Quantized weights in the vector kernels: how a lane loads a unit of 32 weights and multiplies it
+ * by x in shared memory. Units of a lane lie 32 apart, so that everything about x but a multiple of
+ * the step is known before the loop. Types aligned to less than 4 bytes are read by 8-byte words
+ * that cover their bytes: loads of whole lines in few instructions are what the L1 cache is fast
+ * at.
  */
 #ifndef SL_DEVICE_CUDA_LINEAR_VEC_DIRECT_CUH
 #define SL_DEVICE_CUDA_LINEAR_VEC_DIRECT_CUH
 
 #include "device/cuda/linear_unpack_k.cuh"
-#include "device/cuda/linear_vec.cuh"
+#include "device/cuda/linear_vec_stream.cuh"
 
 /* ---- loads ---- */
 
@@ -303,161 +300,68 @@ SL_DEV float sl_vec_dot_x(const sl_unit &w, const sl_vec_x &x, int at, int token
     }
 }
 
-/* ---- the kernel ---- */
+/* ---- what the stream does with a unit ---- */
 
-template <int TYPE, int N> struct sl_vec_direct {
+/* Quantized weights: a chunk is 32 units. */
+template <int TYPE, int N> struct sl_vec_packed {
     using F = sl_fmt<TYPE>;
     using L = sl_vec_load<TYPE>;
     /* As many warps and slots as the registers allow: 64, 80 or 128 for a thread. */
-    static constexpr int warps = N > 2 ? 16 : N > 1 || L::n > 12 ? 24 : 32;
+    static constexpr int warps = N > 2 ? 16 : N > 1 || L::n >= 12 ? 24 : 32;
     static constexpr int threads = 32 * warps;
     static constexpr int slots = L::n <= 8 ? 4 : L::n <= 12 ? 3 : N > 2 ? 3 : 2;
-    static constexpr int seg_bytes = 1024 / F::items * F::bytes;
+    static constexpr int n = L::n;               /* words of a unit */
+    static constexpr int items = 32;             /* weights of a unit */
+    static constexpr int per_block = F::units;   /* units of a block */
+    static constexpr int block_bytes = F::bytes; /* in the matrix */
+    static constexpr bool covers = L::covers;    /* loads may reach past the matrix */
+
+    sl_vec_lane lane;
+    sl_vec_x x;
+    int x_stride, x_blocks; /* of a token */
+
+    SL_DEV_MEMBER void prepare()
+    {
+        lane = sl_vec_lane_of<F>((int)threadIdx.x & 31);
+    }
+
+    SL_DEV_MEMBER void set_x(const uint8_t *levels, int n_cols)
+    {
+        x_stride = sl_vec_x_stride(n_cols);
+        x_blocks = n_cols / 32;
+        x = sl_vec_x_of_lane<F>(levels, (const struct sl_xblock *)(levels + N * x_stride),
+                                (int)threadIdx.x & 31);
+    }
+
+    SL_DEV_MEMBER void load(uint32_t *raw, const uint8_t *block, const sl_mem_global &mem,
+                            bool near_end) const
+    {
+        L::load(raw, block, lane.unit, mem, near_end);
+    }
+
+    /* The unit at `block` of chunk `k`. */
+    SL_DEV_MEMBER void add(const uint32_t *raw, const uint8_t *block, int k, float sum[N]) const
+    {
+        sl_unit w;
+        L::expand(raw, block, lane, w);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            sum[i] += sl_vec_dot_x<F, L::times16>(w, x, 1024 * k, i * x_stride, i * x_blocks);
+        }
+    }
 };
-
-/* A group of `slots` units a lane: their place in a row, 32 units apart from each other. */
-struct sl_vec_group {
-    const uint8_t *block; /* of the lane's first unit */
-    const uint8_t *end;   /* of the matrix */
-    int room;             /* bytes from `block` to there, or some more than enough */
-    int left;             /* units from the lane's first one to the row's end */
-};
-
-/* Lanes' sums of a finished row, to y. */
-template <int N>
-SL_DEV void sl_vec_finish_row(const struct sl_linear_args &a, int part, int row, float sum[N],
-                              float gate[N])
-{
-    const int lane = (int)threadIdx.x & 31;
-    const bool gated = a.activation != SL_ACT_NONE;
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-#pragma unroll
-        for (int mask = 16; mask; mask >>= 1) {
-            sum[n] += sl_shfl_xor(sum[n], mask);
-        }
-        if (gated && part == 0) {
-            gate[n] = sum[n];
-        } else if (lane == n && n < a.n_tokens) {
-            if (gated) {
-                sl_store_gated(a, n, row, gate[n], sum[n]);
-            } else {
-                sl_store_y(a, a.part[part], n, row, sum[n]);
-            }
-        }
-        sum[n] = 0.0f;
-    }
-}
-
-template <int TYPE, int N>
-__global__ void __launch_bounds__(sl_vec_direct<TYPE, N>::threads, 1)
-    sl_vec_direct_kernel(SL_KERNEL_ARG struct sl_linear_args a)
-{
-    using F = sl_fmt<TYPE>;
-    using L = sl_vec_load<TYPE>;
-    using D = sl_vec_direct<TYPE, N>;
-    SL_SHARED(shared);
-    const int lane = (int)threadIdx.x & 31;
-    const int warp = (int)threadIdx.x >> 5;
-    const sl_vec_lane mine = sl_vec_lane_of<F>(lane);
-    const int x_stride = sl_vec_x_stride(a.n_cols);
-    struct sl_xblock *blocks = (struct sl_xblock *)(shared + N * x_stride);
-    const int n_units = a.n_cols / 32;
-
-    /* A warp's rows lie far apart: all multiprocessors finish with as many. */
-    const bool gated = a.activation != SL_ACT_NONE;
-    sl_vec_rows rows;
-    rows.first = warp * (int)gridDim.x + (int)blockIdx.x;
-    rows.stride = D::warps * (int)gridDim.x;
-    rows.n = rows.first < a.n_tiles ? (a.n_tiles - rows.first + rows.stride - 1) / rows.stride : 0;
-    rows.n = gated ? 2 * rows.n : rows.n;
-
-    /* The group whose loads are queued next. */
-    sl_vec_group ahead = {NULL, NULL, 0, 0};
-    int ahead_row = -1;
-    auto advance = [&]() {
-        ahead.left -= 32 * D::slots;
-        ahead.block += D::slots * D::seg_bytes;
-        ahead.room -= D::slots * D::seg_bytes;
-        if (ahead.left + lane <= 0 && ahead_row < rows.n) {
-            ahead.left = -lane;
-            if (++ahead_row < rows.n) {
-                int p, r;
-                ahead.block = sl_vec_row(a, rows, ahead_row, p, r) + lane / F::units * F::bytes;
-                ahead.end = a.part[p].end;
-                ahead.left = n_units - lane;
-                const int64_t room = ahead.end - ahead.block;
-                ahead.room = room < 1 << 30 ? (int)room : 1 << 30;
-            }
-        }
-    };
-    uint32_t raw[D::slots][L::n];
-    auto load = [&](int j) {
-        if (ahead.left > 32 * j) {
-            const sl_mem_global mem = {ahead.end};
-            L::load(raw[j], ahead.block + j * D::seg_bytes, mine.unit, mem,
-                    ahead.room < j * D::seg_bytes + 4 * L::n);
-        }
-    };
-    advance();
-#pragma unroll
-    for (int j = 0; j < D::slots; j++) {
-        load(j);
-    }
-    if (a.x_packed) {
-        sl_vec_copy_x<N, D::threads>(a, shared, blocks);
-    } else {
-        sl_vec_pack_x<N, D::threads>(a, shared, blocks);
-    }
-    sl_block_sync();
-
-    const sl_vec_x x = sl_vec_x_of_lane<F>(shared, blocks, lane);
-    float sum[N] = {};
-    float gate[N] = {};
-    for (int i = 0; i < rows.n; i++) {
-        for (int first = 0; first < n_units; first += 32 * D::slots) {
-            const sl_vec_group now = ahead;
-            advance();
-#pragma unroll
-            for (int j = 0; j < D::slots; j++) {
-                if (now.left > 32 * j) {
-                    sl_unit w;
-                    L::expand(raw[j], now.block + j * D::seg_bytes, mine, w);
-#pragma unroll
-                    for (int n = 0; n < N; n++) {
-                        sum[n] += sl_vec_dot_x<F, L::times16>(w, x, 32 * first + 1024 * j,
-                                                              n * x_stride, n * n_units);
-                    }
-                }
-                load(j);
-            }
-        }
-        int part, row;
-        sl_vec_row(a, rows, i, part, row);
-        sl_vec_finish_row<N>(a, part, row, sum, gate);
-    }
-}
-
-template <int TYPE, int N>
-static int sl_vec_direct_launch(cudaStream_t stream, const struct sl_linear_args *args, int n_sm)
-{
-    const size_t shared = (size_t)N * ((size_t)sl_vec_x_stride(args->n_cols) +
-                                       (size_t)args->n_cols / 32 * sizeof(struct sl_xblock));
-    const int blocks = args->n_tiles < n_sm ? args->n_tiles : n_sm;
-    return SL_LAUNCH((sl_vec_direct_kernel<TYPE, N>), dim3((unsigned)blocks),
-                     dim3(sl_vec_direct<TYPE, N>::threads), shared, stream, *args);
-}
 
 template <int TYPE>
-static int sl_vec_direct_dispatch(cudaStream_t stream, const struct sl_linear_args *args, int n_sm)
+static int sl_vec_dispatch(cudaStream_t stream, const struct sl_linear_args *args,
+                           const struct sl_cuda_props *props)
 {
     switch (args->n_tokens) {
     case 1:
-        return sl_vec_direct_launch<TYPE, 1>(stream, args, n_sm);
+        return sl_vec_launch<sl_vec_packed<TYPE, 1>, 1>(stream, args, props);
     case 2:
-        return sl_vec_direct_launch<TYPE, 2>(stream, args, n_sm);
+        return sl_vec_launch<sl_vec_packed<TYPE, 2>, 2>(stream, args, props);
     default:
-        return sl_vec_direct_launch<TYPE, 4>(stream, args, n_sm);
+        return sl_vec_launch<sl_vec_packed<TYPE, 4>, 4>(stream, args, props);
     }
 }
 

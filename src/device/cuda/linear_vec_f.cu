@@ -1,21 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix times one or two vectors: weights that are not quantized. The kernels are in
- * linear_vecf.cuh.
+ * Matrix times one vector: weights that are not quantized (linear_vec_float.cuh). Rows that do not
+ * allow 16-byte accesses, and F32 with several vectors, go to the kernel of linear_vecf.cuh.
  */
-#include "device/cuda/linear_vecf.cuh"
+#include "device/cuda/linear_vec_float.cuh"
+#include "device/cuda/linear_vec_stream.cuh"
 
-int sl_linear_vec_f(cudaStream_t stream, int type, const struct sl_linear_args *args, int n_sm)
+bool sl_linear_vec_f_streams(int type, const struct sl_linear_args *args,
+                             const struct sl_cuda_props *props)
 {
-    (void)n_sm;
+    bool wide = args->n_tokens == 1 && args->row_bytes % 16 == 0;
+    for (int i = 0; i < args->n_parts; i++) {
+        wide = wide && ((uintptr_t)args->part[i].w & 15) == 0;
+    }
+    const size_t bytes = sl_vec_shared_bytes<sl_vec_floats<SL_TYPE_F16, 1>, 1>(args, props->n_sm);
+    (void)type; /* all take the same room */
+    return wide && bytes <= props->max_shared_bytes;
+}
+
+template <int TYPE>
+static int vecf_dispatch(cudaStream_t stream, const struct sl_linear_args *args,
+                         const struct sl_cuda_props *props)
+{
+    if (sl_linear_vec_f_streams(TYPE, args, props)) {
+        return sl_vec_launch<sl_vec_floats<TYPE, 1>, 1>(stream, args, props);
+    }
+    return sl_vecf_dispatch<TYPE>(stream, args);
+}
+
+int sl_linear_vec_f(cudaStream_t stream, int type, const struct sl_linear_args *args,
+                    const struct sl_cuda_props *props)
+{
     switch (type) {
     case SL_TYPE_F32:
-        return sl_vecf_dispatch<SL_TYPE_F32>(stream, args);
+        return vecf_dispatch<SL_TYPE_F32>(stream, args, props);
     case SL_TYPE_F16:
-        return sl_vecf_dispatch<SL_TYPE_F16>(stream, args);
+        return vecf_dispatch<SL_TYPE_F16>(stream, args, props);
     case SL_TYPE_BF16:
-        return sl_vecf_dispatch<SL_TYPE_BF16>(stream, args);
+        return vecf_dispatch<SL_TYPE_BF16>(stream, args, props);
     default:
-        return -1;
+        return SL_CUDA_UNSUPPORTED;
     }
 }

@@ -5,30 +5,36 @@
  */
 #include "device/cuda/linear_vec_direct.cuh"
 
-size_t sl_linear_vec_shared_bytes(int n_cols, int n_tokens)
+bool sl_linear_vec_fits(const struct sl_linear_args *args, const struct sl_cuda_props *props)
 {
-    const size_t n = n_tokens > 2 ? 4 : (size_t)n_tokens;
-    return n * ((size_t)sl_vec_x_stride(n_cols) + (size_t)n_cols / 32 * sizeof(struct sl_xblock));
+    using one = sl_vec_packed<SL_TYPE_Q4_0, 1>;
+    using two = sl_vec_packed<SL_TYPE_Q4_0, 2>;
+    using four = sl_vec_packed<SL_TYPE_Q4_0, 4>;
+    const size_t bytes = args->n_tokens == 1   ? sl_vec_shared_bytes<one, 1>(args, props->n_sm)
+                         : args->n_tokens == 2 ? sl_vec_shared_bytes<two, 2>(args, props->n_sm)
+                                               : sl_vec_shared_bytes<four, 4>(args, props->n_sm);
+    return args->n_tokens <= 4 && bytes <= props->max_shared_bytes;
 }
 
-int sl_linear_vec_q(cudaStream_t stream, int type, const struct sl_linear_args *args, int n_sm)
+int sl_linear_vec_q(cudaStream_t stream, int type, const struct sl_linear_args *args,
+                    const struct sl_cuda_props *props)
 {
     switch (type) {
     case SL_TYPE_Q4_0:
-        return sl_vec_direct_dispatch<SL_TYPE_Q4_0>(stream, args, n_sm);
+        return sl_vec_dispatch<SL_TYPE_Q4_0>(stream, args, props);
     case SL_TYPE_Q4_1:
-        return sl_vec_direct_dispatch<SL_TYPE_Q4_1>(stream, args, n_sm);
+        return sl_vec_dispatch<SL_TYPE_Q4_1>(stream, args, props);
     case SL_TYPE_Q5_0:
-        return sl_vec_direct_dispatch<SL_TYPE_Q5_0>(stream, args, n_sm);
+        return sl_vec_dispatch<SL_TYPE_Q5_0>(stream, args, props);
     case SL_TYPE_Q5_1:
-        return sl_vec_direct_dispatch<SL_TYPE_Q5_1>(stream, args, n_sm);
+        return sl_vec_dispatch<SL_TYPE_Q5_1>(stream, args, props);
     case SL_TYPE_Q8_0:
-        return sl_vec_direct_dispatch<SL_TYPE_Q8_0>(stream, args, n_sm);
+        return sl_vec_dispatch<SL_TYPE_Q8_0>(stream, args, props);
     case SL_TYPE_IQ4_NL:
-        return sl_vec_direct_dispatch<SL_TYPE_IQ4_NL>(stream, args, n_sm);
+        return sl_vec_dispatch<SL_TYPE_IQ4_NL>(stream, args, props);
     case SL_TYPE_MXFP4:
-        return sl_vec_direct_dispatch<SL_TYPE_MXFP4>(stream, args, n_sm);
+        return sl_vec_dispatch<SL_TYPE_MXFP4>(stream, args, props);
     default:
-        return -1;
+        return SL_CUDA_UNSUPPORTED;
     }
 }

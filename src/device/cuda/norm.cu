@@ -8,6 +8,7 @@
  * accesses use the same kernels, element by element.
  */
 #include "device/cuda/common.cuh"
+#include "device/cuda/launch.cuh"
 
 #define WARP_ROWS 8     /* rows of a block when a warp takes one */
 #define WARP_MAX_N 1024 /* longest row that a warp takes */
@@ -114,6 +115,8 @@ static __global__ void __launch_bounds__(WARP_ROW ? WARP_ROWS *SL_WARP : 1024)
     const int thread = WARP_ROW ? (int)threadIdx.x % SL_WARP : (int)threadIdx.x;
     const int64_t row =
         WARP_ROW ? (int64_t)blockIdx.x * WARP_ROWS + threadIdx.x / SL_WARP : (int64_t)blockIdx.x;
+    sl_let_follow();
+    sl_await_ahead();
     if (row >= a.n_rows) {
         return; /* whole warps only: row is the same for all lanes */
     }
@@ -167,14 +170,12 @@ static int launch_norm(cudaStream_t stream, const norm_args &a, const struct sl_
         return SL_CUDA_UNSUPPORTED;
     }
     if (n_blocks != a.n_rows) {
-        SL_QUEUE((norm_kernel<W, ACCUMULATE, true>), (unsigned)n_blocks, WARP_ROWS * SL_WARP, 0,
-                 stream, a);
-    } else {
-        const int threads = block_threads(a.n / W, a.n_rows, props->n_sm);
-        SL_QUEUE((norm_kernel<W, ACCUMULATE, false>), (unsigned)n_blocks, (unsigned)threads, 0,
-                 stream, a);
+        return SL_FOLLOW((norm_kernel<W, ACCUMULATE, true>), (unsigned)n_blocks,
+                         WARP_ROWS * SL_WARP, 0, stream, props, a);
     }
-    return sl_launch_result();
+    const int threads = block_threads(a.n / W, a.n_rows, props->n_sm);
+    return SL_FOLLOW((norm_kernel<W, ACCUMULATE, false>), (unsigned)n_blocks, (unsigned)threads, 0,
+                     stream, props, a);
 }
 
 extern "C" int sl_cuda_norm(cudaStream_t stream, const struct sl_op *op,
