@@ -272,7 +272,7 @@ static float softmax_direct(float *s, int first, int end, float softcap, float *
         total = vadd(total, p);
         vstore(s + k, p);
     }
-    const float factor = expf(*max - base);
+    const float factor = *max == new_max ? 1.0f : expf(*max - base);
     *sum = *sum * factor + vhsum(total);
     *max = new_max;
     return factor;
@@ -385,7 +385,7 @@ static void add_scaled(float *y, const float *x, float factor, int n)
 const struct sl_cpu_attention_kernels ATTENTION_TABLE = {
     .row_tile = 2 * VN,
     .key_tile = BLOCK,
-    .tile_min_rows = VN,
+    .tile_min_rows = VN + VN / 2, /* with fewer too many rows of a tile would be empty */
     .unpack = unpack,
     .scores_direct = scores_direct,
     .softmax_direct = softmax_direct,
