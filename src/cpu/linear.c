@@ -9,7 +9,7 @@
 #include "cpu/team.h"
 
 /* Rows that are not worth dividing. */
-#define ROW_UNIT 4
+#define ROW_UNIT 1
 
 static size_t part_bytes(const struct sl_op_linear *op, int i)
 {
@@ -75,11 +75,22 @@ static void run_scalar(const struct sl_linear_call *c)
     }
 }
 
+/* Unpacking to panels pays from fewer tokens on where activations would stay floats. */
+static bool by_rows(const struct sl_op_linear *op, int n_tokens)
+{
+    for (int i = 0; i < op->n_parts && n_tokens > SL_LINEAR_CALL_TOKENS; i++) {
+        if (sl_linear_layout(op->part[i].w.type) == SL_LINEAR_FLOAT) {
+            return false;
+        }
+    }
+    return n_tokens <= SL_LINEAR_ROWS_TOKENS;
+}
+
 void sl_linear_run(const struct sl_linear_call *c)
 {
     if (c->kernels->rows == NULL) {
         run_scalar(c);
-    } else if (c->n_tokens <= SL_LINEAR_ROWS_TOKENS) {
+    } else if (by_rows(c->op, c->n_tokens)) {
         sl_linear_run_rows(c);
     } else {
         sl_linear_run_panels(c);
@@ -117,7 +128,7 @@ void sl_cpu_linear_fetch(const struct sl_cpu_thread *t, const struct sl_op_linea
 {
     const struct sl_linear_call call = {
         .op = op, .n_tokens = n_tokens, .thread = t->thread, .n_threads = t->n_threads};
-    if (n_tokens <= SL_LINEAR_ROWS_TOKENS) {
+    if (by_rows(op, n_tokens)) {
         sl_linear_fetch_rows(&call);
     }
 }

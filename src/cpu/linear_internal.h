@@ -2,18 +2,19 @@
  *
  * Inside of the matrix products: packed activations, and the kernels that one level supplies.
  *
- * Two ways through an op. Up to SL_LINEAR_ROWS_TOKENS tokens: every weight row is read once and
- * multiplied with all tokens ("rows"), which is bound by memory. More tokens: blocks of rows are
- * unpacked into a small panel that stays in the cache and is reused for all tokens ("panels"),
- * which is bound by the multipliers.
+ * Two ways through an op. Up to SL_LINEAR_ROWS_TOKENS tokens (half as many where a weight type is
+ * not quantized): every weight row is read once and multiplied with all tokens ("rows"), which is
+ * bound by memory. More tokens: blocks of rows are unpacked into a small panel that stays in the
+ * cache and is reused for all tokens ("panels"), which is bound by the multipliers.
  *
  * Quantized weights meet activations rounded to 8 bits, one scale per 32 columns. Floating-point
- * weights meet the float activations of the op.
+ * weights meet the float activations of the op, or in panels what the processor multiplies faster.
  */
 #ifndef SL_CPU_LINEAR_INTERNAL_H
 #define SL_CPU_LINEAR_INTERNAL_H
 
 #include <stdatomic.h>
+
 #include "cpu/linear.h"
 #include "op/op.h"
 

@@ -7,8 +7,7 @@
  * A type is a loader, a dot product and an `offset`: the products of the unsigned levels are summed
  * with the scales in one register, minimums (or scales) times the sums of the activations in
  * another, and the row's result is first + offset * second. Bodies are inlined into one function a
- * type, for each number of tokens; all of them do the same operations in the same order for one row
- * and token.
+ * type, for each number of tokens; what a row and a token give depends on no other row of the call.
  */
 #ifndef SL_CPU_LINEAR_ROWS_TMPL_H
 #define SL_CPU_LINEAR_ROWS_TMPL_H
@@ -129,46 +128,103 @@ INLINE void supers_body(load_super_fn *load, dot_fn *dot, size_t block_bytes, fl
     }
 }
 
-/* Float weights times float activations. */
+/* Columns that fill no vector, in vectors with zeros. */
+INLINE vf rest_products(vf sum, const uint8_t *w, load_float_fn *load, size_t item_bytes,
+                        const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i += V_LANES) {
+        const size_t some = n - i < V_LANES ? n - i : V_LANES;
+        uint8_t wr[V_LANES * 4] = {0};
+        float xr[V_LANES] = {0};
+        memcpy(wr, w + i * item_bytes, some * item_bytes);
+        memcpy(xr, x + i, some * sizeof(float));
+        sum = vf_fma(load(wr), vf_load(xr), sum);
+    }
+    return sum;
+}
+
+/* Float weights times the float activations of one token. */
 INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w,
-                        const uint8_t *ahead, const struct sl_linear_x *x, int first,
-                        const int n_tokens, float *out)
+                        const uint8_t *ahead, const struct sl_linear_x *x, int first, float *out)
 {
     const int64_t n = x->n_cols;
     const size_t stride = x->stride[SL_LINEAR_FLOAT] / sizeof(float);
     const float *const x0 = (const float *)x->data[SL_LINEAR_FLOAT] + (size_t)first * stride;
-    vf acc[MAX_TOKENS][2];
-    for (int t = 0; t < n_tokens; t++) {
-        acc[t][0] = acc[t][1] = vf_zero();
-    }
+    vf acc0 = vf_zero(), acc1 = vf_zero();
     int64_t i = 0;
     for (; i + 2 * V_LANES <= n; i += 2 * V_LANES) {
         const uint8_t *p = w + (size_t)i * item_bytes;
         for (size_t line = 0; line < 2 * V_LANES * item_bytes; line += 64) {
             prefetch(ahead + (size_t)i * item_bytes + line);
         }
-        const vf a = load(p);
-        const vf b = load(p + V_LANES * item_bytes);
-        for (int t = 0; t < n_tokens; t++) {
-            const float *xt = x0 + (size_t)t * stride + i;
-            acc[t][0] = vf_fma(a, vf_load(xt), acc[t][0]);
-            acc[t][1] = vf_fma(b, vf_load(xt + V_LANES), acc[t][1]);
+        acc0 = vf_fma(load(p), vf_load(x0 + i), acc0);
+        acc1 = vf_fma(load(p + V_LANES * item_bytes), vf_load(x0 + i + V_LANES), acc1);
+    }
+    const vf sum = rest_products(vf_add(acc0, acc1), w + (size_t)i * item_bytes, load, item_bytes,
+                                 x0 + i, (size_t)(n - i));
+    *out = vf_sum(sum);
+}
+
+/* Float activations of several tokens do not fit the nearest cache, so that reading them takes
+ * longer than the weights: some rows share them. Registers hold the sums of 2 to MAX_TOKENS
+ * tokens. */
+#define SHARED_ROWS (V_LANES == 16 ? 4 : 2)
+
+INLINE void shared_body(load_float_fn *load, size_t item_bytes, const uint8_t *w, size_t row_bytes,
+                        const uint8_t *const *ahead, const struct sl_linear_x *x, int first,
+                        const int n_rows, const int n_tokens, float *out)
+{
+    const size_t n = (size_t)x->n_cols;
+    const size_t stride = x->stride[SL_LINEAR_FLOAT] / sizeof(float);
+    const float *const x0 = (const float *)x->data[SL_LINEAR_FLOAT] + (size_t)first * stride;
+    vf acc[MAX_TOKENS][SHARED_ROWS];
+    for (int t = 0; t < n_tokens; t++) {
+        for (int r = 0; r < n_rows; r++) {
+            acc[t][r] = vf_zero();
         }
     }
-    const size_t n_rest = (size_t)(n - i);
-    uint8_t wr[2 * V_LANES * 4] = {0};
-    memcpy(wr, w + (size_t)i * item_bytes, n_rest * item_bytes);
-    const vf a = load(wr);
-    const vf b = load(wr + V_LANES * item_bytes);
-    for (int t = 0; t < n_tokens; t++) {
-        vf sum = vf_add(acc[t][0], acc[t][1]);
-        if (n_rest > 0) {
-            float xr[2 * V_LANES] = {0};
-            memcpy(xr, x0 + (size_t)t * stride + i, n_rest * sizeof(float));
-            sum = vf_fma(a, vf_load(xr), sum);
-            sum = vf_fma(b, vf_load(xr + V_LANES), sum);
+    size_t i = 0;
+    for (; i + V_LANES <= n; i += V_LANES) {
+        vf weights[SHARED_ROWS];
+        for (int r = 0; r < n_rows; r++) {
+            if (i * item_bytes % 64 == 0) {
+                prefetch(ahead[r] + i * item_bytes);
+            }
+            weights[r] = load(w + (size_t)r * row_bytes + i * item_bytes);
         }
-        out[t * SL_LINEAR_CALL_ROWS] = vf_sum(sum);
+        for (int t = 0; t < n_tokens; t++) {
+            const vf xt = vf_load(x0 + (size_t)t * stride + i);
+            for (int r = 0; r < n_rows; r++) {
+                acc[t][r] = vf_fma(weights[r], xt, acc[t][r]);
+            }
+        }
+    }
+    for (int t = 0; t < n_tokens; t++) {
+        for (int r = 0; r < n_rows; r++) {
+            const vf sum = rest_products(acc[t][r], w + (size_t)r * row_bytes + i * item_bytes,
+                                         load, item_bytes, x0 + (size_t)t * stride + i, n - i);
+            out[t * SL_LINEAR_CALL_ROWS + r] = vf_sum(sum);
+        }
+    }
+}
+
+/* SHARED_ROWS rows at a time; the last ones alone, in the same order of sums. */
+INLINE void shared_rows(load_float_fn *load, size_t item_bytes, const uint8_t *w, size_t row_bytes,
+                        int n_rows, const struct sl_linear_ahead *ahead,
+                        const struct sl_linear_x *x, int first, const int n_tokens, float *out)
+{
+    for (int r = 0; r < n_rows; r += n_rows - r < SHARED_ROWS ? 1 : SHARED_ROWS) {
+        const uint8_t *const rows = w + (size_t)r * row_bytes;
+        const uint8_t *fetched[SHARED_ROWS];
+        for (int k = 0; k < SHARED_ROWS; k++) {
+            fetched[k] = fetch_row(w, row_bytes, r + k + SHARED_ROWS - 1, ahead);
+        }
+        if (n_rows - r < SHARED_ROWS) {
+            shared_body(load, item_bytes, rows, row_bytes, fetched, x, first, 1, n_tokens, out + r);
+        } else {
+            shared_body(load, item_bytes, rows, row_bytes, fetched, x, first, SHARED_ROWS, n_tokens,
+                        out + r);
+        }
     }
 }
 
@@ -219,14 +275,8 @@ INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w
 #define BODY_Q6_K(t, w, ahead, out) SUPERS_CALL(q6_k, dot_u, 210, -32.0f, t, w, ahead, out)
 #define BODY_IQ4_XS(t, w, ahead, out)                                                              \
     SUPERS_CALL(iq4_xs, dot_s, 136, -(float)BIAS_S8, t, w, ahead, out)
-#define BODY_F32(t, w, ahead, out) floats_body(vf_load, 4, w, ahead, x, first, t, out)
-#define BODY_F16(t, w, ahead, out) floats_body(vf_load_f16, 2, w, ahead, x, first, t, out)
-#define BODY_BF16(t, w, ahead, out) floats_body(vf_load_bf16, 2, w, ahead, x, first, t, out)
 
 #define ROWS_TYPES(X)                                                                              \
-    X(F32)                                                                                         \
-    X(F16)                                                                                         \
-    X(BF16)                                                                                        \
     X(Q4_0)                                                                                        \
     X(Q4_1)                                                                                        \
     X(Q5_0)                                                                                        \
@@ -248,7 +298,33 @@ INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w
     }
 ROWS_TYPES(ROWS_FUNCTION)
 
+#define FLOAT_ROWS_FUNCTION(type, load, bytes)                                                     \
+    static void rows_##type(ROWS_ARGUMENTS)                                                        \
+    {                                                                                              \
+        switch (n_tokens) {                                                                        \
+        case 1:                                                                                    \
+            for (int r = 0; r < n_rows; r++) {                                                     \
+                floats_body(load, bytes, (const uint8_t *)w + (size_t)r * row_bytes,               \
+                            fetch_row(w, row_bytes, r, ahead), x, first, out + r);                 \
+            }                                                                                      \
+            break;                                                                                 \
+        case 2:                                                                                    \
+            shared_rows(load, bytes, w, row_bytes, n_rows, ahead, x, first, 2, out);               \
+            break;                                                                                 \
+        case 3:                                                                                    \
+            shared_rows(load, bytes, w, row_bytes, n_rows, ahead, x, first, 3, out);               \
+            break;                                                                                 \
+        default:                                                                                   \
+            shared_rows(load, bytes, w, row_bytes, n_rows, ahead, x, first, 4, out);               \
+            break;                                                                                 \
+        }                                                                                          \
+    }
+FLOAT_ROWS_FUNCTION(F32, vf_load, 4)
+FLOAT_ROWS_FUNCTION(F16, vf_load_f16, 2)
+FLOAT_ROWS_FUNCTION(BF16, vf_load_bf16, 2)
+
 #define ROWS_ENTRY(type) [SL_TYPE_##type] = rows_##type,
-static sl_linear_rows_fn *const rows_table[SL_TYPE_N] = {ROWS_TYPES(ROWS_ENTRY)};
+static sl_linear_rows_fn *const rows_table[SL_TYPE_N] = {
+    ROWS_ENTRY(F32) ROWS_ENTRY(F16) ROWS_ENTRY(BF16) ROWS_TYPES(ROWS_ENTRY)};
 
 #endif
