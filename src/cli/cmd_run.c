@@ -28,6 +28,7 @@ struct session {
     struct sl_chat *chat;
     bool chatting;
     struct sl_run_times times;
+    int32_t n_first; /* tokens of the first prompt */
     bool turn_ended; /* the model's last answer ended with its own end-of-turn token */
     char *answer;    /* text of the answer being written (chat) */
     size_t answer_length, answer_room;
@@ -103,6 +104,27 @@ static enum sluice_status write_text(struct session *s, const char *text, size_t
     return SLUICE_STATUS_OK;
 }
 
+/* Make room for n more tokens where the context is full and --context-shift allows: half of what is
+ * not to be kept goes, the oldest first. */
+static enum sluice_status make_room(struct session *s, int32_t n, struct sluice_error *err)
+{
+    struct sl_context *const ctx = s->engine.ctx;
+    const int32_t n_past = sl_context_n_past(ctx), lacking = n_past + n - s->engine.n_ctx;
+    if (lacking <= 0 || !sl_options_flag(s->options, SL_OPT_CONTEXT_SHIFT)) {
+        return SLUICE_STATUS_OK;
+    }
+    const int64_t asked = sl_options_int(s->options, SL_OPT_KEEP);
+    const int32_t n_first = s->n_first < n_past ? s->n_first : n_past;
+    const int32_t n_keep = asked < 0 || asked > n_first ? n_first : (int32_t)asked;
+    const int32_t half = (n_past - n_keep + 1) / 2;
+    const int32_t n_drop = half > lacking ? half : lacking;
+    SL_CHECK(n_drop <= n_past - n_keep, INVALID_ARGUMENT, err,
+             "the context of %d tokens cannot hold %d more beside the %d that are kept; use a "
+             "larger -c/--ctx-size or a smaller --keep",
+             s->engine.n_ctx, n, n_keep);
+    return sl_context_shift(ctx, n_keep, n_drop, err);
+}
+
 /* Write tokens until the model ends, a stop string, -n, the context's end or Ctrl-C. The logits of
  * the first one are there. */
 static enum sluice_status generate(struct session *s, struct sluice_error *err)
@@ -127,6 +149,7 @@ static enum sluice_status generate(struct session *s, struct sluice_error *err)
         if (sl_detokenizer_stopped(s->detokenizer) >= 0) {
             break;
         }
+        SL_TRY_OUT(make_room(s, 1, err));
         if (sl_context_n_past(s->engine.ctx) >= s->engine.n_ctx) {
             fprintf(stderr, "\nthe context of %d tokens is full; use a larger -c/--ctx-size\n",
                     s->engine.n_ctx);
@@ -165,7 +188,14 @@ static enum sluice_status feed(struct session *s, const char *text, size_t lengt
         sl_sampler_accept(s->sampler, tokens[i]);
     }
     const uint64_t start = sl_clock_now_ns();
-    status = sl_context_eval(s->engine.ctx, tokens + skip, (int32_t)(n - skip), 1, NULL, err);
+    if (first) {
+        s->n_first = (int32_t)(n - skip);
+    } else {
+        status = make_room(s, (int32_t)(n - skip), err);
+    }
+    if (status == SLUICE_STATUS_OK) {
+        status = sl_context_eval(s->engine.ctx, tokens + skip, (int32_t)(n - skip), 1, NULL, err);
+    }
     s->times.n_prompt += (int64_t)(n - skip);
     s->times.prompt_ns += sl_clock_now_ns() - start;
     sl_free(tokens);

@@ -61,6 +61,12 @@ float *sl_context_logits(struct sl_context *ctx);
 /* Tokens in the cache; and forget all but the first n of them. */
 int32_t sl_context_n_past(const struct sl_context *ctx);
 void sl_context_truncate(struct sl_context *ctx, int32_t n);
+/* Forget n_drop tokens after the first n_keep; those behind them move up, their keys turned to the
+ * new positions. What they saw of the dropped tokens stays in them. Takes the time of reading the
+ * cache once or twice, not that of computing it. INVALID_ARGUMENT when there are not so many.
+ * Should the device fail, the cache is empty afterwards. */
+enum sluice_status sl_context_shift(struct sl_context *ctx, int32_t n_keep, int32_t n_drop,
+                                    struct sluice_error *err);
 
 const struct sl_plan *sl_context_plan(const struct sl_context *ctx);
 void sl_context_get_stats(const struct sl_context *ctx, struct sl_context_stats *out);
