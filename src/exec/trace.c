@@ -21,6 +21,9 @@
 #define ITEMS_PER_STEP 3
 /* Beside the steps: uploads of a longer resident prefix (one a shard), and waiting at the end. */
 #define ITEMS_EXTRA 8
+/* Processes of the file. */
+#define MEASURED 1
+#define PREDICTED 2
 
 struct item {
     enum sl_trace_lane lane;
@@ -69,18 +72,22 @@ static void put(struct sl_trace *t, const char *format, ...)
     va_end(args);
 }
 
-/* Lanes in their order, named. */
+/* Lanes in their order, named: of what was measured and of what was predicted. */
 static void put_head(struct sl_trace *t)
 {
-    put(t, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
-           "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":1,\"args\":{\"name\":\"sluice\"}}");
-    for (int lane = 0; lane < SL_N_LANES; lane++) {
-        put(t,
-            ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"args\":{\"name\":\"%"
-            "s\"}}"
-            ",\n{\"name\":\"thread_sort_index\",\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"args\":{"
-            "\"sort_index\":%d}}",
-            lane, lane_names[lane], lane, lane);
+    static const char *const processes[] = {"measured", "predicted"};
+    put(t, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
+    for (int p = 0; p < 2; p++) {
+        put(t, "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"%s\"}}",
+            p > 0 ? "," : "", p + 1, processes[p]);
+        for (int lane = 0; lane < SL_N_LANES; lane++) {
+            put(t,
+                ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{"
+                "\"name\":"
+                "\"%s\"}},\n{\"name\":\"thread_sort_index\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,"
+                "\"args\":{\"sort_index\":%d}}",
+                p + 1, lane, lane_names[lane], p + 1, lane, lane);
+        }
     }
 }
 
@@ -243,31 +250,57 @@ static bool take_times(struct sl_trace *t, struct item *item)
     return true;
 }
 
-static void put_name(struct sl_trace *t, const struct item *item)
+static void put_name(struct sl_trace *t, const char *what, int32_t index)
 {
     static const char *const kinds[] = {"attention", "ffn", "head"};
-    if (item->shard < 0) {
-        put(t, "%s", item->what);
+    if (index < 0) {
+        put(t, "%s", what);
         return;
     }
-    const struct sl_shard *const shard = &t->model->shards[item->shard];
-    put(t, "%s%s%s", item->what, item->what[0] ? " " : "", kinds[shard->kind]);
+    const struct sl_shard *const shard = &t->model->shards[index];
+    put(t, "%s%s%s", what, what[0] ? " " : "", kinds[shard->kind]);
     if (shard->kind != SL_SHARD_HEAD) {
         put(t, " %" PRIu32, shard->layer);
     }
 }
 
+/* An event but for its end: begin and end in nanoseconds of the host's clock. */
+static void put_event(struct sl_trace *t, int process, enum sl_trace_lane lane, double begin_ns,
+                      double end_ns, const char *what, int32_t shard)
+{
+    put(t, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"", process,
+        (int)lane, (begin_ns - (double)t->start_ns) / 1e3, (end_ns - begin_ns) / 1e3);
+    put_name(t, what, shard);
+    put(t, "\",\"args\":{\"pass\":%" PRIu64 ",\"tokens\":%" PRId32, t->n_passes, t->n_tokens);
+}
+
 static void put_item(struct sl_trace *t, const struct item *item)
 {
-    put(t, ",\n{\"ph\":\"X\",\"pid\":1,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"",
-        (int)item->lane, (double)(item->begin_ns - t->start_ns) / 1e3,
-        (double)(item->end_ns - item->begin_ns) / 1e3);
-    put_name(t, item);
-    put(t, "\",\"args\":{\"pass\":%" PRIu64 ",\"tokens\":%" PRId32, t->n_passes, t->n_tokens);
+    put_event(t, MEASURED, item->lane, (double)item->begin_ns, (double)item->end_ns, item->what,
+              item->shard);
     if (item->bytes > 0) {
         put(t, ",\"bytes\":%zu", item->bytes);
     }
     put(t, "}}");
+}
+
+/* What the planner thought of a pass of this tier, begun at the same time. */
+static void put_prediction(struct sl_trace *t, const struct sl_tier_plan *tier)
+{
+    static const enum sl_trace_lane lanes[SL_N_ENGINES] = {
+        [SL_ENGINE_DRIVER] = SL_LANE_DRIVER,     [SL_ENGINE_CPU] = SL_LANE_CPU,
+        [SL_ENGINE_GPU] = SL_LANE_GPU,           [SL_ENGINE_COPY] = SL_LANE_COPY,
+        [SL_ENGINE_DOWNLOAD] = SL_LANE_DOWNLOAD,
+    };
+    const double start = (double)t->pass_ns;
+    put_event(t, PREDICTED, SL_LANE_PASS, start, start + tier->predicted.pass_ns, "pass", -1);
+    put(t, "}}");
+    for (int32_t i = 0; i < tier->timeline.n; i++) {
+        const struct sl_interval *const item = &tier->timeline.items[i];
+        put_event(t, PREDICTED, lanes[item->engine], start + item->begin_ns, start + item->end_ns,
+                  "", tier->steps[item->step].shard);
+        put(t, "}}");
+    }
 }
 
 void sl_trace_pass_end(struct sl_trace *t, int32_t tier, bool complete)
@@ -277,13 +310,13 @@ void sl_trace_pass_end(struct sl_trace *t, int32_t tier, bool complete)
     }
     const uint64_t now = sl_clock_now_ns();
     const struct sl_tier_plan *const plan = &t->plan->tiers[tier];
-    put(t,
-        ",\n{\"ph\":\"X\",\"pid\":1,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"%" PRId32
-        " tokens at %" PRId32 "\",\"args\":{\"pass\":%" PRIu64 ",\"tokens\":%" PRId32
-        ",\"depth\":%" PRId32 ",\"tier\":%" PRId32 ",\"predicted_us_of_full_pass\":%.3f}}",
-        (int)SL_LANE_PASS, (double)(t->pass_ns - t->start_ns) / 1e3,
-        (double)(now - t->pass_ns) / 1e3, t->n_tokens, t->n_past, t->n_passes, t->n_tokens,
-        t->n_past, plan->n_tokens, plan->predicted.pass_ns / 1e3);
+    char name[64];
+    snprintf(name, sizeof name, "%" PRId32 " tokens at %" PRId32, t->n_tokens, t->n_past);
+    put_event(t, MEASURED, SL_LANE_PASS, (double)t->pass_ns, (double)now, name, -1);
+    put(t, ",\"depth\":%" PRId32 ",\"tier\":%" PRId32 "}}", t->n_past, plan->n_tokens);
+    if (t->n_tokens == plan->n_tokens) {
+        put_prediction(t, plan);
+    }
     for (int32_t i = 0; i < t->n_items; i++) {
         if (take_times(t, &t->items[i])) {
             put_item(t, &t->items[i]);

@@ -5,7 +5,8 @@
  *
  * Whoever runs the passes puts begin and end around what an engine does. On the lanes of streams
  * the times are the device's own, taken by timing events and put on the host's clock by an anchor
- * at the start of the pass; on the others they are the host's. Without a recorder (NULL) every call
+ * at the start of the pass; on the others they are the host's. Beside
+ * every full pass stands what was predicted of it. Without a recorder (NULL) every call
  * returns at once. With one, a pass gets slower by two events an item and some tens of
  * microseconds.
  *

@@ -31,6 +31,7 @@ struct trace {
     cJSON *root;
     struct event *events;
     int n;
+    int n_predicted; /* events of the other process */
 };
 
 static int number_of(const cJSON *object, const char *key)
@@ -51,11 +52,15 @@ static void read_trace(struct trace *t)
     const cJSON *const list = cJSON_GetObjectItemCaseSensitive(t->root, "traceEvents");
     assert_true(cJSON_IsArray(list));
     t->events = test_calloc((size_t)cJSON_GetArraySize(list), sizeof *t->events);
-    t->n = 0;
+    t->n = t->n_predicted = 0;
     const cJSON *e = NULL;
     cJSON_ArrayForEach(e, list)
     {
         if (strcmp(cJSON_GetObjectItemCaseSensitive(e, "ph")->valuestring, "X") != 0) {
+            continue;
+        }
+        if (number_of(e, "pid") != 1) {
+            t->n_predicted++;
             continue;
         }
         const cJSON *const args = cJSON_GetObjectItemCaseSensitive(e, "args");
@@ -240,6 +245,11 @@ static void check_strategy(enum sl_strategy strategy, uint64_t budget)
     /* The first pass is full and asks for no logits; the first of one token uses no graph yet. */
     const struct sl_tier_plan *const last = &plan->tiers[plan->n_tiers - 1];
     assert_true(plan->n_ubatch == last->n_tokens && plan->n_ubatch < N_PROMPT);
+    /* The plan stands beside every full pass: those of the prompt but its last, and of one token.
+     */
+    const int n_full = N_PROMPT / plan->n_ubatch;
+    assert_int_equal(t.n_predicted, n_full * (1 + last->timeline.n) +
+                                        N_GENERATED * (1 + plan->tiers[0].timeline.n));
     check_pass(&t, 0, last, r.model, false);
     check_pass(&t, (int)r.stats.n_passes - N_GENERATED, &plan->tiers[0], r.model, true);
     free_trace(&t);
