@@ -2,13 +2,13 @@
  *
  * What the thread pool costs, alone and beside busy neighbours.
  *
- *   cpu_pool [--threads N] [--neighbours N] [--work-ns N] [--ms N]
+ *   cpu_pool [--threads N] [--neighbours N] [--work-ns N] [--ms N] [--yielding 0]
  *
  * First an empty barrier and an empty run, in nanoseconds. Then rounds of --work-ns of work and a
  * barrier, as the operators of a token are, alone and with --neighbours threads that compute
- * without a pause: how much of the speed is left. A neighbour takes its share of a core, so with
- * as many threads as cores about half is what is left when each round waits for the thread that
- * shares.
+ * without a pause: how much of the speed is left, with a pool that yields to them (--yielding 0:
+ * with one that does not). A neighbour takes its share of a core, so with as many threads as cores
+ * about half is what is left when each round waits for the thread that shares.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -137,22 +137,24 @@ static void run(struct sl_pool *pool, int n_neighbours, double work_ns, int ms)
 
 int main(int argc, char **argv)
 {
-    int threads = 0, neighbours = 1, work_ns = 20000, ms = 300;
+    int threads = 0, neighbours = 1, work_ns = 20000, ms = 300, yielding = 1;
     for (int i = 1; i < argc; i += 2) {
         int *value = strcmp(argv[i], "--threads") == 0      ? &threads
                      : strcmp(argv[i], "--neighbours") == 0 ? &neighbours
                      : strcmp(argv[i], "--work-ns") == 0    ? &work_ns
                      : strcmp(argv[i], "--ms") == 0         ? &ms
+                     : strcmp(argv[i], "--yielding") == 0   ? &yielding
                                                             : NULL;
         if (value == NULL || i + 1 == argc || (*value = atoi(argv[i + 1])) < 0) {
-            fputs("usage: cpu_pool [--threads N] [--neighbours N] [--work-ns N] [--ms N]\n",
+            fputs("usage: cpu_pool [--threads N] [--neighbours N] [--work-ns N] [--ms N] "
+                  "[--yielding 0]\n",
                   stderr);
             return 2;
         }
     }
     struct sluice_error err = {0};
     struct sl_pool *pool;
-    const struct sl_pool_options options = {.n_threads = threads};
+    const struct sl_pool_options options = {.n_threads = threads, .yielding = yielding != 0};
     if (sl_pool_create(&pool, &options, &err) != SLUICE_STATUS_OK) {
         fprintf(stderr, "cpu_pool: %s\n", err.message);
         return 1;

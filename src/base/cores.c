@@ -5,11 +5,13 @@
  */
 #include "base/cores.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MAX_CPUS CPU_SETSIZE
 
@@ -127,4 +129,29 @@ void sl_cores_pin(pthread_t thread, int i)
     CPU_ZERO(&one);
     CPU_SET((size_t)cores[i % n], &one);
     pthread_setaffinity_np(thread, sizeof one, &one);
+}
+
+int sl_cores_open_delay(void)
+{
+    return open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+}
+
+uint64_t sl_cores_read_delay_ns(int handle)
+{
+    /* Time on a core, time waiting for one, number of turns. */
+    char line[96];
+    const ssize_t n = handle < 0 ? -1 : pread(handle, line, sizeof line - 1, 0);
+    if (n <= 0) {
+        return 0;
+    }
+    line[n] = '\0';
+    unsigned long long delay = 0;
+    return sscanf(line, "%*u %llu", &delay) == 1 ? delay : 0;
+}
+
+void sl_cores_close_delay(int handle)
+{
+    if (handle >= 0) {
+        close(handle);
+    }
 }

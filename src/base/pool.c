@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/cores.h"
+#include "base/crowd.h"
 #include "base/error.h"
 #include "base/mem.h"
 
@@ -38,6 +39,10 @@
 #define SPIN_NS_CROWDED 2000
 /* Rounds of `pause` between looks at the clock. */
 #define SPIN_ROUNDS 32
+/* Time in runs between two looks at how long threads waited for a core, and barriers that came late
+ * below which nothing is amiss: the scheduler's turns are some milliseconds. */
+#define LOOK_NS 30000000
+#define LATE_LIMIT 10
 
 struct counter {
     _Alignas(CACHE_LINE) atomic_uint_fast64_t n;
@@ -52,7 +57,9 @@ struct worker {
     struct sl_pool *pool;
     int index;
     bool started;
-    bool synced; /* lock and wake are initialized */
+    bool synced;      /* lock and wake are initialized */
+    atomic_int delay; /* handle of sl_cores_open_delay, of a yielding pool's workers; or -1 */
+    uint64_t seen_delay_ns;
 };
 
 struct sl_pool {
@@ -64,12 +71,17 @@ struct sl_pool {
     uint64_t spin_ns;
     uint64_t idle_spin_ns;
     bool quit; /* published by `ticket` too */
+    bool yielding;
+    struct sl_crowd crowd;
+    int n_used;      /* of n_active */
+    uint64_t run_ns; /* time in runs since the last look */
 
     _Alignas(CACHE_LINE) atomic_uint_fast64_t ticket;
     struct counter n_running; /* workers that have not finished this run */
     struct counter phase;     /* of the barrier */
     struct counter root;
     struct counter n_asleep; /* inside the barrier */
+    struct counter n_late;   /* barriers that others slept for, since the last look */
     struct counter *groups;  /* [n_threads / GROUP_THREADS rounded up] */
     struct worker *workers;  /* [n_threads], entry 0 the caller's */
 };
@@ -138,6 +150,7 @@ static void open_phase(struct sl_pool *pool, uint64_t phase, int n_threads)
 {
     atomic_store(&pool->phase.n, phase + 1);
     if (atomic_load(&pool->n_asleep.n) != 0) {
+        atomic_fetch_add_explicit(&pool->n_late.n, 1, memory_order_relaxed);
         wake_threads(pool, 0, n_threads);
     }
 }
@@ -203,6 +216,9 @@ static void *worker_main(void *arg)
     struct worker *self = arg;
     struct sl_pool *pool = self->pool;
     uint64_t ticket = 0;
+    if (pool->yielding) {
+        atomic_store(&self->delay, sl_cores_open_delay());
+    }
     for (;;) {
         ticket = await_ticket(self, ticket);
         if (!takes_part(ticket, self->index)) {
@@ -238,9 +254,26 @@ static void await_workers(struct sl_pool *pool)
     }
 }
 
-void sl_pool_run(struct sl_pool *pool, sl_pool_fn *fn, void *arg)
+/* Use as many threads as have cores to themselves. */
+static void look_at_neighbours(struct sl_pool *pool, uint64_t now_ns)
 {
-    const int n = pool->n_active;
+    uint64_t delay_ns = 0;
+    for (int i = 1; i < pool->n_threads; i++) {
+        struct worker *worker = &pool->workers[i];
+        const uint64_t total = sl_cores_read_delay_ns(atomic_load(&worker->delay));
+        delay_ns += total - worker->seen_delay_ns;
+        worker->seen_delay_ns = total;
+    }
+    /* Waking up takes a while on idle cores too; a thread that shares its core makes others late.
+     */
+    const bool late = atomic_exchange(&pool->n_late.n, 0) >= LATE_LIMIT;
+    const double lost = late ? (double)delay_ns / (double)pool->run_ns : 0.0;
+    pool->n_used = sl_crowd_look(&pool->crowd, pool->n_active, lost, now_ns);
+    pool->run_ns = 0;
+}
+
+static void run_team(struct sl_pool *pool, int n, sl_pool_fn *fn, void *arg)
+{
     pool->fn = fn;
     pool->arg = arg;
     if (n > 1) {
@@ -251,6 +284,21 @@ void sl_pool_run(struct sl_pool *pool, sl_pool_fn *fn, void *arg)
     await_workers(pool);
 }
 
+void sl_pool_run(struct sl_pool *pool, sl_pool_fn *fn, void *arg)
+{
+    if (!pool->yielding) {
+        run_team(pool, pool->n_active, fn, arg);
+        return;
+    }
+    const uint64_t start = sl_clock_now_ns();
+    run_team(pool, pool->n_used, fn, arg);
+    const uint64_t now = sl_clock_now_ns();
+    pool->run_ns += now - start;
+    if (pool->run_ns >= LOOK_NS) {
+        look_at_neighbours(pool, now);
+    }
+}
+
 static void init_worker(struct sl_pool *pool, int index)
 {
     struct worker *worker = &pool->workers[index];
@@ -259,6 +307,7 @@ static void init_worker(struct sl_pool *pool, int index)
     pthread_mutex_init(&worker->lock, NULL);
     pthread_cond_init(&worker->wake, NULL);
     worker->synced = true;
+    atomic_init(&worker->delay, -1);
 }
 
 static enum sluice_status start_worker(struct sl_pool *pool, int index, bool pin,
@@ -287,7 +336,8 @@ enum sluice_status sl_pool_create(struct sl_pool **out, const struct sl_pool_opt
     SL_CHECK(pool, OUT_OF_MEMORY, err, "no memory for a pool of %d threads", n);
     memset(pool, 0, sizeof *pool);
     pool->n_threads = n;
-    pool->n_active = n;
+    pool->n_active = pool->n_used = n;
+    pool->yielding = options->yielding;
     const bool crowded = n > sl_cores_n_allowed();
     pool->spin_ns = crowded ? SPIN_NS_CROWDED : SPIN_NS;
     pool->idle_spin_ns = crowded ? SPIN_NS_CROWDED : IDLE_SPIN_NS;
@@ -337,6 +387,7 @@ void sl_pool_destroy(struct sl_pool **pool_ptr)
             pthread_join(pool->workers[i].thread, NULL);
         }
         for (int i = 0; i < pool->n_threads && pool->workers[i].synced; i++) {
+            sl_cores_close_delay(atomic_load(&pool->workers[i].delay));
             pthread_cond_destroy(&pool->workers[i].wake);
             pthread_mutex_destroy(&pool->workers[i].lock);
         }
@@ -354,7 +405,8 @@ int sl_pool_n_threads(const struct sl_pool *pool)
 void sl_pool_limit(struct sl_pool *pool, int n_threads)
 {
     const int most = n_threads < pool->n_threads ? n_threads : pool->n_threads;
-    pool->n_active = most > 1 ? most : 1;
+    pool->n_active = pool->n_used = most > 1 ? most : 1;
+    pool->crowd = (struct sl_crowd){0};
 }
 
 int sl_pool_n_physical_cores(void)

@@ -16,9 +16,11 @@ struct sl_pool;
 struct sl_pool_options {
     int n_threads; /* 1.. (1: no workers, everything runs in the caller); 0: physical cores */
     bool pin;      /* pin thread i to the i-th allowed physical core */
+    bool yielding; /* use fewer threads while other programs keep some from their cores */
 };
 
-/* What each thread runs. `thread` is 0 .. n_threads - 1. */
+/* What each thread runs. `thread` is 0 .. n_threads - 1; n_threads is at most what
+ * sl_pool_n_threads says, and fewer when a yielding pool finds the machine busy. */
 typedef void sl_pool_fn(void *arg, int thread, int n_threads);
 
 enum sluice_status sl_pool_create(struct sl_pool **out, const struct sl_pool_options *options,

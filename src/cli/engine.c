@@ -106,7 +106,7 @@ enum sluice_status sl_engine_open_device(struct sl_engine *e, const struct sl_op
         }
     }
     e->n_threads = choose_threads(options, e->device != NULL);
-    const struct sl_pool_options pool = {.n_threads = e->n_threads};
+    const struct sl_pool_options pool = {.n_threads = e->n_threads, .yielding = true};
     return sl_pool_create(&e->pool, &pool, err);
 }
 

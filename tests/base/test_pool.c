@@ -150,6 +150,27 @@ static void test_limit_out_of_range(void **state)
     }
 }
 
+/* However busy the machine is while this runs, a yielding team is whole in itself. */
+static void test_yielding(void **state)
+{
+    (void)state;
+    struct sluice_error err;
+    struct sl_pool *pool;
+    const struct sl_pool_options options = {.n_threads = 8, .yielding = true};
+    assert_ok(sl_pool_create(&pool, &options, &err), err);
+    const uint64_t start = sl_clock_now_ns();
+    for (int i = 0; i < 20 || sl_clock_now_ns() - start < 200000000; i++) {
+        struct visits visits = {0};
+        sl_pool_run(pool, visit, &visits);
+        assert_in_range(visits.n_threads, 1, 8);
+        for (int t = 0; t < MAX_TEAM; t++) {
+            assert_int_equal(visits.n[t], t < visits.n_threads);
+        }
+    }
+    assert_int_equal(sl_pool_n_threads(pool), 8);
+    sl_pool_destroy(&pool);
+}
+
 /* Runs after pauses long enough for the workers to sleep, so that waking is tested too; the
  * pauses vary to hit the moment of falling asleep. */
 static void test_sleeping_workers(void **state)
@@ -247,6 +268,7 @@ int main(void)
         cmocka_unit_test(test_barrier),
         cmocka_unit_test(test_limit),
         cmocka_unit_test(test_limit_out_of_range),
+        cmocka_unit_test(test_yielding),
         cmocka_unit_test(test_sleeping_workers),
         cmocka_unit_test(test_nested_pools),
         cmocka_unit_test(test_bad_options),
