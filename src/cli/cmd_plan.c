@@ -13,7 +13,20 @@
 #define PROMPT_TOKENS 1024 /* of the TTFT shown */
 #define MIB 1048576.0
 
-static const char *const place_names[] = {"host", "streamed", "resident"};
+static const char *const place_names[] = {"host", "streamed", "resident", "shared"};
+
+/* Whether some tier places a shard so: what no tier does is not listed. */
+static bool is_used(const struct sl_plan *plan, enum sl_placement place)
+{
+    for (int32_t t = 0; t < plan->n_tiers; t++) {
+        for (int32_t i = 0; i < plan->n_shards; i++) {
+            if (plan->tiers[t].placement[i] == place) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
 
 /* "0-12,14" of the layers whose shard of a kind is placed so; "-" when none is. */
 static void layer_list(const struct sl_plan *plan, const struct sl_model *model,
@@ -56,20 +69,37 @@ static void print_tier(const struct sl_plan *plan, const struct sl_model *model,
     char text[512];
     for (int kind = SL_SHARD_ATTENTION; kind <= SL_SHARD_FFN; kind++) {
         printf("  %-10s", kinds[kind]);
-        for (int place = SL_PLACE_RESIDENT; place >= SL_PLACE_HOST; place--) {
+        for (int place = SL_N_PLACEMENTS - 1; place >= SL_PLACE_HOST; place--) {
+            if (place == SL_PLACE_SHARED && !is_used(plan, SL_PLACE_SHARED)) {
+                continue;
+            }
             layer_list(plan, model, tier, (enum sl_shard_kind)kind, (enum sl_placement)place, text,
                        sizeof text);
             printf(" %s %s%s", place_names[place], text, place > 0 ? ";" : "\n");
         }
     }
     printf("  %-10s %s\n", "head", place_names[tier->placement[plan->n_shards - 1]]);
+    if (plan->slot_bytes > 0) {
+        const uint32_t n = model->hp.n_layers * model->hp.n_experts;
+        printf("  %-10s %d of %u in VRAM", "experts", tier->n_slots, n);
+        if (tier->share > 0 && (uint32_t)tier->n_slots < n) {
+            printf("; the GPU reads %.0f%% of the others in system memory",
+                   100.0 * tier->share / SL_DIVIDE_ALL);
+        }
+        printf("\n");
+    }
 }
 
 static void print_map(const struct sl_plan *plan)
 {
     printf("\nVRAM map, bytes (one arena of %zu)\n", plan->arena_bytes);
     printf("  %14zu %14zu  constants\n", plan->consts_offset,
-           plan->kv_offset - plan->consts_offset);
+           (plan->layer_tables_bytes > 0 ? plan->tables_offset : plan->kv_offset) -
+               plan->consts_offset);
+    if (plan->layer_tables_bytes > 0) {
+        printf("  %14zu %14zu  tables of experts\n", plan->tables_offset,
+               plan->kv_offset - plan->tables_offset);
+    }
     printf("  %14zu %14zu  KV cache of %d layers\n", plan->kv_offset,
            plan->resident_base - plan->kv_offset, plan->n_kv_layers);
     for (int32_t t = 0; t < plan->n_tiers; t++) {
@@ -80,7 +110,10 @@ static void print_map(const struct sl_plan *plan)
         size_t end = plan->resident_base;
         if (tier->n_resident > 0) {
             const int32_t next = tier->n_resident < plan->n_resident_order ? tier->n_resident : -1;
-            end = next >= 0 ? plan->resident_offset[plan->resident_order[next]] : tier->ring_offset;
+            end = next >= 0 ? plan->resident_offset[plan->resident_order[next]]
+                  : plan->slot_bytes > 0
+                      ? plan->slots_offset + (size_t)tier->n_slots * plan->slot_bytes
+                      : tier->ring_offset;
         }
         printf("  tier %-5d resident %zu..%zu, ring %zu..%zu, activations %zu..%zu\n",
                tier->n_tokens, plan->resident_base, end, tier->ring_offset, tier->hidden_offset,
@@ -132,6 +165,11 @@ static void add_tier(struct sl_json *json, cJSON *tiers, const struct sl_plan *p
     sl_json_i64(json, out, "tokens", tier->n_tokens);
     sl_json_number(json, out, "predicted_ms", tier->predicted.pass_ns / 1e6);
     sl_json_number(json, out, "limit_ms", tier->limit_ns / 1e6);
+    if (plan->slot_bytes > 0) {
+        sl_json_i64(json, out, "experts_in_vram", tier->n_slots);
+        sl_json_number(json, out, "share_of_others",
+                       tier->share > 0 ? (double)tier->share / SL_DIVIDE_ALL : 0);
+    }
     sl_json_u64(json, out, "ring_offset", tier->ring_offset);
     sl_json_u64(json, out, "ring_bytes", tier->ring_bytes);
     sl_json_u64(json, out, "activations_offset", tier->hidden_offset);

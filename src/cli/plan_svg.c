@@ -42,6 +42,7 @@ static const struct {
     [SL_PLACE_HOST] = {"on the CPU", "#6f9a3e"},
     [SL_PLACE_STREAMED] = {"streamed", "#e28a1f"},
     [SL_PLACE_RESIDENT] = {"resident in VRAM", "#2f6db3"},
+    [SL_PLACE_SHARED] = {"shared by GPU and CPU", "#3f9a93"},
 };
 #define N_PLACES (sizeof places / sizeof places[0])
 
@@ -191,8 +192,15 @@ static void draw_map(struct picture *p, const struct sl_tier_plan *tier)
         const int32_t shard = plan->resident_order[i];
         const size_t from = plan->resident_offset[shard];
         char name[32];
-        map_part(p, from, from + p->e->model->shards[shard].bytes, place_color(SL_PLACE_RESIDENT),
+        const struct sl_shard *const s = &p->e->model->shards[shard];
+        const size_t bytes = s->expert_bytes > 0 ? s->base_bytes : s->bytes;
+        map_part(p, from, from + bytes, place_color(SL_PLACE_RESIDENT),
                  shard_name(p, shard, name, sizeof name));
+    }
+    if (tier->n_slots > 0) {
+        map_part(p, plan->slots_offset,
+                 plan->slots_offset + (size_t)tier->n_slots * plan->slot_bytes,
+                 place_color(SL_PLACE_RESIDENT), "experts");
     }
     map_part(p, tier->ring_offset, tier->hidden_offset, place_color(SL_PLACE_STREAMED), "ring");
     map_part(p, tier->hidden_offset, tier->end_offset, COLOR_ACTIVATIONS, "activations");

@@ -13,14 +13,17 @@ static double rate(int64_t n, uint64_t ns)
 
 static void print_placement(FILE *out, const struct sl_plan *plan)
 {
-    static const char *const names[] = {"on the CPU", "streamed", "resident"};
+    static const char *const names[] = {"on the CPU", "streamed", "resident", "shared"};
     for (int32_t t = 0; t<plan->n_tiers; t += plan->n_tiers> 1 ? plan->n_tiers - 1 : 1) {
-        int n[3] = {0};
+        int n[SL_N_PLACEMENTS] = {0};
         for (int32_t i = 0; i < plan->n_shards; i++) {
             n[plan->tiers[t].placement[i]]++;
         }
         fprintf(out, "shards      %s:", t == 0 ? "decode " : "prefill");
-        for (int p = SL_PLACE_RESIDENT; p >= SL_PLACE_HOST; p--) {
+        for (int p = SL_N_PLACEMENTS - 1; p >= SL_PLACE_HOST; p--) {
+            if (p == SL_PLACE_SHARED && n[p] == 0) {
+                continue;
+            }
             fprintf(out, " %d %s%s", n[p], names[p], p > 0 ? "," : "\n");
         }
     }
@@ -48,6 +51,11 @@ void sl_stats_print(FILE *out, const struct sl_engine *e, const struct sl_run_ti
     }
     fprintf(out, "\nmemory      %.1f MiB of KV in system memory, %.1f MiB page-locked\n",
             (double)s.host_kv_bytes / MIB, (double)s.locked_bytes / MIB);
+    if (s.n_expert_uses > 0) {
+        fprintf(out, "experts     %.1f%% of %llu uses from VRAM, %llu brought in meanwhile\n",
+                100.0 * (double)s.n_expert_hits / (double)s.n_expert_uses,
+                (unsigned long long)s.n_expert_uses, (unsigned long long)s.n_expert_swaps);
+    }
     fprintf(out, "copied      %.1f MiB to the device in %llu passes\n",
             (double)s.copied_bytes / MIB, (unsigned long long)s.n_passes);
 }

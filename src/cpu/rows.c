@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The operators that go row by row: norm, rotary embedding, KV store. Rows are shared out in equal
- * runs; each is small and costs the same.
+ * The operators that go row by row: norm, rotary embedding, KV store, add. Rows are shared out in
+ * equal runs; each is small and costs the same.
  */
 #include <math.h>
 
@@ -79,5 +79,14 @@ void sl_cpu_kv_store(const struct sl_cpu_thread *t, const struct sl_op *op)
                                kv->head_dim);
         t->kernels->rows->pack(kv->types.v, store->v + at, sl_kv_value(kv, seq, pos, head),
                                kv->head_dim);
+    }
+}
+
+void sl_cpu_add(const struct sl_cpu_thread *t, const struct sl_op *op)
+{
+    int64_t first, end;
+    share(t, op->n_tokens, &first, &end);
+    for (int64_t i = first * op->add.n; i < end * op->add.n; i++) {
+        op->add.y[i] += op->add.x[i];
     }
 }

@@ -55,6 +55,11 @@ static bool is_small(const struct sl_op *op)
     case SL_OP_KV_STORE:
         row_elements = 2 * (int64_t)op->kv_store.kv.n_kv_heads * op->kv_store.kv.head_dim;
         break;
+    case SL_OP_DIVIDE:
+        return true;
+    case SL_OP_ADD:
+        row_elements = op->add.n;
+        break;
     default:
         return false;
     }
@@ -84,6 +89,12 @@ static void run_op(const struct sl_cpu_thread *t, const struct sl_op *op)
         break;
     case SL_OP_EXPERTS:
         sl_cpu_experts(t, op);
+        break;
+    case SL_OP_DIVIDE:
+        sl_op_divide_run(&op->divide, op->n_tokens);
+        break;
+    case SL_OP_ADD:
+        sl_cpu_add(t, op);
         break;
     case SL_OP_N_KINDS:
         break;

@@ -32,6 +32,7 @@ struct sl_device_info {
     uint64_t free_bytes;  /* when asked */
     uint64_t
         context_bytes; /* what the driver took for this process's context; outside the budget */
+    bool reads_host_memory; /* kernels can read page-locked host memory at the host's addresses */
     int n_multiprocessors;
     int compute_capability; /* 90 for 9.0; 0 where it means nothing */
 };
@@ -90,17 +91,19 @@ struct sl_device_vtable {
     enum sluice_status (*copy_on_device)(struct sl_device *dev, struct sl_stream *stream, void *dst,
                                          const void *src, size_t bytes, struct sluice_error *err);
 
-    /* Queue an op list. The list is read during the call only. `scratch` is device memory of at
-     * least the largest sl_op_scratch_bytes, used by one stream at a time. UNSUPPORTED names the op
-     * and type that this device has no kernel for. */
+    /* Queue an op list. The list is read during the call only. If the device reads host memory,
+     * matrices of LINEAR and EXPERTS and the input of ADD may lie in page-locked host memory.
+     * `scratch` is device memory of at least the largest sl_op_scratch_bytes, used by one stream at
+     * a time. UNSUPPORTED names the op and type that this device has no kernel for. */
     enum sluice_status (*run)(struct sl_device *dev, struct sl_stream *stream,
                               const struct sl_op *ops, int n_ops, void *scratch,
                               struct sluice_error *err);
 
     /* Optional (all four or none): a list of work that is queued again and again at the cost of
      * one launch. Between begin and end what is queued on `stream` (copies whose host side is
-     * locked, op lists) is recorded, not run; everything else on that stream is refused or fails.
-     * Addresses and sizes are those of the recording; contents are read when it runs. */
+     * locked, op lists, records of events that are not waited for within the graph) is recorded,
+     * not run; everything else on that stream is refused or fails. Addresses and sizes are those of
+     * the recording; contents are read when it runs. */
     enum sluice_status (*graph_begin)(struct sl_device *dev, struct sl_stream *stream,
                                       struct sluice_error *err);
     /* Ends the recording in any case; on failure *out is NULL. */

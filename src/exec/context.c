@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "exec/context_internal.h"
+#include "exec/experts.h"
 
 #define HOST_ALIGN 64
 
@@ -19,8 +20,8 @@ static size_t max_size(size_t a, size_t b)
 }
 
 /* Page-locked when there is a device and its quota allows, plain memory otherwise. */
-static enum sluice_status host_buffer_init(struct sl_context *ctx, struct sl_host_buffer *buffer,
-                                           size_t bytes, const char *what, struct sluice_error *err)
+enum sluice_status sl_host_buffer_init(struct sl_context *ctx, struct sl_host_buffer *buffer,
+                                       size_t bytes, const char *what, struct sluice_error *err)
 {
     buffer->bytes = bytes;
     if (bytes == 0) {
@@ -37,7 +38,7 @@ static enum sluice_status host_buffer_init(struct sl_context *ctx, struct sl_hos
     return SLUICE_STATUS_OK;
 }
 
-static void host_buffer_finish(struct sl_context *ctx, struct sl_host_buffer *buffer)
+void sl_host_buffer_finish(struct sl_context *ctx, struct sl_host_buffer *buffer)
 {
     if (buffer->locked) {
         ctx->device->vt->host_free(ctx->device, buffer->data);
@@ -50,8 +51,9 @@ static void host_buffer_finish(struct sl_context *ctx, struct sl_host_buffer *bu
 /* Graphs need a device that has them and host buffers that the GPU can reach by itself. */
 static enum sluice_status init_segments(struct sl_context *ctx, struct sluice_error *err)
 {
-    if (!ctx->device || !ctx->device->vt->graph_begin || !ctx->hidden.locked ||
-        !ctx->logits.locked) {
+    const bool locked =
+        ctx->hidden.locked && ctx->logits.locked && (ctx->choice.locked || ctx->choice.bytes == 0);
+    if (!ctx->device || !ctx->device->vt->graph_begin || !locked) {
         return SLUICE_STATUS_OK;
     }
     for (int32_t t = 0; t < ctx->plan->n_tiers && t < SL_N_GRAPH_TIERS; t++) {
@@ -60,6 +62,34 @@ static enum sluice_status init_segments(struct sl_context *ctx, struct sluice_er
         SL_CHECK(ctx->segments[t], OUT_OF_MEMORY, err, "no memory for the context");
     }
     return SLUICE_STATUS_OK;
+}
+
+/* Host sides of what shared mixtures exchange with the device, and of their tables. */
+static enum sluice_status init_mixture_buffers(struct sl_context *ctx, struct sluice_error *err)
+{
+    const struct sl_plan *const plan = ctx->plan;
+    if (!ctx->device || plan->layer_tables_bytes == 0) {
+        return SLUICE_STATUS_OK;
+    }
+    size_t bytes = 0;
+    for (int32_t t = 0; t < plan->n_tiers; t++) {
+        const struct sl_tier_plan *const tier = &plan->tiers[t];
+        for (int32_t i = 0; i < plan->n_shards; i++) {
+            if (tier->placement[i] == SL_PLACE_SHARED) {
+                const struct sl_shard_choice choice =
+                    sl_shard_choice(ctx->model, &ctx->model->shards[i], tier->n_tokens);
+                bytes = max_size(bytes, choice.bytes);
+            }
+        }
+    }
+    SL_TRY(sl_host_buffer_init(ctx, &ctx->choice, bytes, "the choice of experts", err));
+    SL_TRY(sl_host_buffer_init(ctx, &ctx->tables,
+                               ctx->model->hp.n_layers * plan->layer_tables_bytes,
+                               "tables of experts", err));
+    struct sl_device_info info;
+    SL_TRY(ctx->device->vt->info(ctx->device, &info, err));
+    ctx->choice_is_mapped = ctx->choice.locked && info.reads_host_memory;
+    return sl_experts_init(ctx, err);
 }
 
 static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error *err)
@@ -81,17 +111,18 @@ static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error 
     ctx->scratch = sl_alloc_aligned(SL_MEM_EXEC, scratch, 256);
     SL_CHECK(ctx->workspace && ctx->scratch, OUT_OF_MEMORY, err,
              "no memory for activations (%zu MiB)", (workspace + scratch) >> 20);
-    SL_TRY(host_buffer_init(ctx, &ctx->hidden, n * model->hp.n_embd * sizeof(float),
-                            "the hidden state", err));
-    SL_TRY(host_buffer_init(ctx, &ctx->io, n * sizeof(int32_t), "positions", err));
-    SL_TRY(host_buffer_init(ctx, &ctx->logits, (size_t)n_out * model->hp.n_vocab * sizeof(float),
-                            "logits", err));
+    SL_TRY(sl_host_buffer_init(ctx, &ctx->hidden, n * model->hp.n_embd * sizeof(float),
+                               "the hidden state", err));
+    SL_TRY(sl_host_buffer_init(ctx, &ctx->io, n * sizeof(int32_t), "positions", err));
+    SL_TRY(sl_host_buffer_init(ctx, &ctx->logits, (size_t)n_out * model->hp.n_vocab * sizeof(float),
+                               "logits", err));
     const size_t kv_bytes = (model->hp.n_layers - (size_t)plan->n_kv_layers) * plan->kv_layer_bytes;
-    SL_TRY(host_buffer_init(ctx, &ctx->kv, kv_bytes, "the KV cache", err));
+    SL_TRY(sl_host_buffer_init(ctx, &ctx->kv, kv_bytes, "the KV cache", err));
     if (kv_bytes > 0) {
         memset(ctx->kv.data, 0, kv_bytes);
     }
     ctx->stats.host_kv_bytes = kv_bytes;
+    SL_TRY(init_mixture_buffers(ctx, err));
     return SLUICE_STATUS_OK;
 }
 
@@ -103,14 +134,33 @@ static enum sluice_status register_files(struct sl_context *ctx, struct sluice_e
     const size_t n_files = sl_gguf_n_files(file);
     ctx->registered = sl_calloc(SL_MEM_EXEC, n_files, sizeof *ctx->registered);
     SL_CHECK(ctx->registered, OUT_OF_MEMORY, err, "no memory for the context");
+    bool all = true;
     for (size_t i = 0; i < n_files; i++) {
         size_t bytes = 0;
         const void *const mapping = sl_gguf_mapping(file, i, &bytes);
         ctx->registered[i] = ctx->device->vt->host_register(ctx->device, mapping, bytes, true,
                                                             NULL) == SLUICE_STATUS_OK;
         ctx->stats.locked_bytes += ctx->registered[i] ? bytes : 0;
+        all = all && ctx->registered[i];
     }
+    struct sl_device_info info;
+    SL_TRY(ctx->device->vt->info(ctx->device, &info, err));
+    ctx->files_are_mapped = all && info.reads_host_memory;
     return SLUICE_STATUS_OK;
+}
+
+static void unregister_files(struct sl_context *ctx)
+{
+    for (size_t i = 0; ctx->registered && i < sl_gguf_n_files(ctx->model->file); i++) {
+        if (ctx->registered[i]) {
+            size_t bytes = 0;
+            const void *const mapping = sl_gguf_mapping(ctx->model->file, i, &bytes);
+            ctx->device->vt->host_unregister(ctx->device, mapping);
+        }
+    }
+    sl_free(ctx->registered);
+    ctx->registered = NULL;
+    ctx->stats.locked_bytes = 0;
 }
 
 static enum sluice_status init_events(struct sl_context *ctx, struct sluice_error *err)
@@ -169,7 +219,6 @@ static enum sluice_status init_device(struct sl_context *ctx, struct sluice_erro
     SL_TRY(vt->mem_alloc(ctx->device, plan->arena_bytes, &arena, err));
     ctx->arena = arena;
     ctx->stats.arena_bytes = plan->arena_bytes;
-    SL_TRY(register_files(ctx, err));
     SL_TRY(init_events(ctx, err));
     SL_TRY(vt->copy_to_device(ctx->device, ctx->compute, ctx->arena + plan->consts_offset,
                               ctx->model->consts, ctx->model->consts_bytes, err));
@@ -211,13 +260,8 @@ static void finish_device(struct sl_context *ctx)
         }
         sl_free(ctx->segments[t]);
     }
-    for (size_t i = 0; ctx->registered && i < sl_gguf_n_files(ctx->model->file); i++) {
-        if (ctx->registered[i]) {
-            size_t bytes = 0;
-            vt->host_unregister(ctx->device, sl_gguf_mapping(ctx->model->file, i, &bytes));
-        }
-    }
-    sl_free(ctx->registered);
+    sl_experts_finish(ctx);
+    unregister_files(ctx);
     sl_free(ctx->pending);
     if (ctx->arena) {
         vt->mem_free(ctx->device, ctx->arena);
@@ -235,14 +279,33 @@ void sl_context_destroy(struct sl_context **ctx)
     if (c->device) {
         finish_device(c);
     }
-    host_buffer_finish(c, &c->hidden);
-    host_buffer_finish(c, &c->io);
-    host_buffer_finish(c, &c->logits);
-    host_buffer_finish(c, &c->kv);
+    sl_host_buffer_finish(c, &c->hidden);
+    sl_host_buffer_finish(c, &c->io);
+    sl_host_buffer_finish(c, &c->logits);
+    sl_host_buffer_finish(c, &c->kv);
+    sl_host_buffer_finish(c, &c->choice);
+    sl_host_buffer_finish(c, &c->tables);
     sl_free(c->workspace);
     sl_free(c->scratch);
     sl_plan_destroy(&c->plan);
     sl_free(c);
+}
+
+/* Files are page-locked first: a plan may have the GPU read them in place. */
+static enum sluice_status make_plan(struct sl_context *ctx, const struct sl_profile *measured,
+                                    const struct sl_plan_options *options, struct sluice_error *err)
+{
+    struct sl_profile profile = *measured;
+    if (ctx->device && options->budget_bytes > 0) {
+        SL_TRY(register_files(ctx, err));
+        profile.mapped_bytes_per_s = ctx->files_are_mapped ? measured->mapped_bytes_per_s : 0;
+    }
+    SL_TRY(sl_plan_create(&ctx->plan, ctx->model, &profile, options, err));
+    if (ctx->plan->arena_bytes == 0 && ctx->device) {
+        unregister_files(ctx); /* nothing runs on the device */
+        ctx->device = NULL;
+    }
+    return SLUICE_STATUS_OK;
 }
 
 enum sluice_status sl_context_create(struct sl_context **out, const struct sl_model *model,
@@ -262,9 +325,9 @@ enum sluice_status sl_context_create(struct sl_context **out, const struct sl_mo
     if (!options->device) {
         plan_options.budget_bytes = 0;
     }
-    SL_TRY_OUT(sl_plan_create(&ctx->plan, model, options->profile, &plan_options, err));
-    if (ctx->plan->arena_bytes > 0) {
-        ctx->device = options->device;
+    ctx->device = options->device;
+    SL_TRY_OUT(make_plan(ctx, options->profile, &plan_options, err));
+    if (ctx->device) {
         SL_TRY_OUT(init_device(ctx, err));
     }
     SL_TRY_OUT(init_host(ctx, err));

@@ -32,6 +32,9 @@ struct sl_context_stats {
     uint64_t host_kv_bytes; /* KV cache in system memory */
     uint64_t locked_bytes;  /* page-locked system memory */
     uint64_t copied_bytes;  /* weights and KV copied to the device by all passes */
+    /* Mixtures of which some experts are in VRAM: how often an expert was chosen, how often it was
+     * there, and how many were brought in beside the work. */
+    uint64_t n_expert_uses, n_expert_hits, n_expert_swaps;
     uint64_t n_passes;
     uint64_t n_tokens;
     uint64_t last_pass_ns;

@@ -29,6 +29,34 @@ struct sl_segment {
 /* Recording costs as much as some passes. */
 #define SL_GRAPH_AFTER 4
 
+/* A slot that gets another expert. */
+struct sl_swap {
+    int32_t slot, expert;
+};
+#define SL_MAX_SWAPS 4 /* at a time: some MB beside a pass that reads hundreds */
+
+/* Which experts are in VRAM; see exec/experts.h. An expert's id is layer * n_experts + its number.
+ */
+struct sl_experts {
+    int32_t *slot_expert;                 /* by slot; -1: on its way */
+    int32_t *expert_slot;                 /* by expert; -1: none */
+    int32_t n_valid;                      /* slots whose bytes are in VRAM, or on their way */
+    const struct sl_tier_plan *tables_of; /* the tier whose tables are in VRAM; NULL: none */
+    bool *is_stale;                       /* by layer: its tables in VRAM are not right any more */
+    struct sl_event *filled;              /* the copy stream is past the last filling */
+    /* Use: what the device has counted so far, and what of it has gone into the scores. */
+    struct sl_host_buffer uses; /* [n_layers, n_experts] int32 */
+    int32_t *uses_seen;
+    float *score; /* uses, the older the less they count */
+    float gain;   /* what a use counts now */
+    int32_t *order;
+    int32_t wanted[SL_MAX_SWAPS]; /* missed by the last pass, highest score first */
+    int32_t n_wanted;
+    int32_t hand; /* where the search for a cold slot goes on */
+    struct sl_swap swaps[SL_MAX_SWAPS];
+    int32_t n_swaps; /* whose copies were queued in the last pass */
+};
+
 struct sl_context {
     const struct sl_model *model;
     struct sl_device *device;
@@ -55,12 +83,23 @@ struct sl_context {
     struct sl_event **done;       /* by shard: its GPU step is done */
     struct sl_event **downloaded; /* by shard: its new KV is back on the host */
     struct sl_event *hidden_event;
-    int32_t n_valid;     /* prefix of the resident order whose bytes are in VRAM now */
-    bool *pending;       /* by shard: resident weights still on their way, see `ready` */
-    uint8_t *registered; /* by file: its mapping is page-locked */
+    int32_t n_valid;       /* prefix of the resident order whose bytes are in VRAM now */
+    bool *pending;         /* by shard: resident weights still on their way, see `ready` */
+    uint8_t *registered;   /* by file: its mapping is page-locked */
+    bool files_are_mapped; /* all files: kernels can read weights in system memory */
+    /* Mixtures. */
+    struct sl_experts experts;
+    struct sl_host_buffer tables; /* as in VRAM */
+    struct sl_host_buffer choice; /* what a shared layer sends down, and the host's sums for it */
+    bool choice_is_mapped;        /* the device reads those sums in place */
     struct sl_segment *segments[SL_N_GRAPH_TIERS]; /* by first step; NULL: no graphs */
     struct sl_context_stats stats;
 };
+
+/* `what` is for the message when there is no memory. */
+enum sluice_status sl_host_buffer_init(struct sl_context *ctx, struct sl_host_buffer *buffer,
+                                       size_t bytes, const char *what, struct sluice_error *err);
+void sl_host_buffer_finish(struct sl_context *ctx, struct sl_host_buffer *buffer);
 
 /* One pass of n tokens (at most n_ubatch) from n_past on; logits of the last n_outputs. */
 enum sluice_status sl_pass_run(struct sl_context *ctx, const int32_t *tokens, int32_t n,

@@ -17,22 +17,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "exec/context_internal.h"
-
-struct pass {
-    struct sl_context *ctx;
-    const struct sl_device_vtable *vt;
-    const struct sl_tier_plan *tier;
-    int32_t n;             /* tokens */
-    int32_t n_kv_max;      /* of GPU steps: rounded up where graphs are in use */
-    int32_t n_outputs;     /* logits of the last n_outputs */
-    float *logits;         /* or NULL: the context's buffer */
-    bool copied;           /* the copy stream was used */
-    int32_t last_download; /* latest shard with a KV download in this pass; -1: none */
-    float *late_rows;  /* logits that the device leaves in the context's buffer at the end, to */
-    size_t late_bytes; /* be put here */
-    struct sluice_error *err;
-};
+#include "exec/experts.h"
+#include "exec/pass_internal.h"
 
 static bool kv_on_host(const struct sl_context *ctx, const struct sl_shard *shard)
 {
@@ -57,7 +43,7 @@ static size_t kv_block_bytes(const struct sl_context *ctx)
 }
 
 /* Where a shard's weights are in VRAM. */
-static uint8_t *device_image(const struct pass *p, int32_t shard, size_t ring_offset)
+static uint8_t *device_image(const struct sl_pass *p, int32_t shard, size_t ring_offset)
 {
     const struct sl_context *const ctx = p->ctx;
     if (p->tier->placement[shard] == SL_PLACE_RESIDENT) {
@@ -66,24 +52,59 @@ static uint8_t *device_image(const struct pass *p, int32_t shard, size_t ring_of
     return ctx->arena + p->tier->ring_offset + ring_offset;
 }
 
-static enum sluice_status copy_weights(struct pass *p, const struct sl_shard *shard, uint8_t *image)
+static bool is_mixture(const struct sl_shard *shard)
+{
+    return shard->expert_bytes > 0;
+}
+
+/* The base of a mixture (router, biases) is in the resident prefix, whatever its experts are. */
+static bool base_is_resident(const struct sl_pass *p, int32_t shard)
+{
+    return p->ctx->plan->resident_rank[shard] < p->tier->n_resident;
+}
+
+static enum sluice_status copy_weight(struct sl_pass *p, const struct sl_weight *weight,
+                                      uint8_t *to)
 {
     struct sl_context *const ctx = p->ctx;
-    for (uint32_t w = 0; w < shard->n_weights; w++) {
+    if (!weight->name) {
+        return SLUICE_STATUS_OK;
+    }
+    ctx->stats.copied_bytes += weight->bytes;
+    return p->vt->copy_to_device(ctx->device, ctx->copy, to, weight->m.data, weight->bytes, p->err);
+}
+
+/* What the resident prefix holds of a shard. */
+static enum sluice_status copy_resident(struct sl_pass *p, const struct sl_shard *shard,
+                                        uint8_t *to)
+{
+    for (uint32_t w = is_mixture(shard) ? SL_N_FFN_WEIGHTS : 0; w < shard->n_weights; w++) {
         const struct sl_weight *const weight = &shard->weights[w];
-        if (!weight->name) {
-            continue;
-        }
-        SL_TRY(p->vt->copy_to_device(ctx->device, ctx->copy, image + weight->offset, weight->m.data,
-                                     weight->bytes, p->err));
-        ctx->stats.copied_bytes += weight->bytes;
+        SL_TRY(copy_weight(p, weight,
+                           to + (is_mixture(shard) ? weight->part_offset : weight->offset)));
+    }
+    return SLUICE_STATUS_OK;
+}
+
+/* What a streamed shard needs in the ring. */
+static enum sluice_status copy_streamed(struct sl_pass *p, int32_t index, uint8_t *image)
+{
+    const struct sl_shard *const shard = &p->ctx->model->shards[index];
+    uint32_t w = 0, end = shard->n_weights;
+    if (is_mixture(shard)) {
+        SL_TRY(sl_experts_stream(p->ctx, p->tier, index, image, p->err));
+        w = SL_N_FFN_WEIGHTS;
+        end = base_is_resident(p, index) ? w : end;
+    }
+    for (; w < end; w++) {
+        SL_TRY(copy_weight(p, &shard->weights[w], image + shard->weights[w].offset));
     }
     return SLUICE_STATUS_OK;
 }
 
 /* Make the tier's resident prefix valid: upload what a shorter prefix had given up. The passes that
  * ran since may have used those bytes for their ring and activations. */
-static enum sluice_status switch_tier(struct pass *p)
+static enum sluice_status switch_tier(struct sl_pass *p)
 {
     struct sl_context *const ctx = p->ctx;
     const struct sl_plan *const plan = ctx->plan;
@@ -92,17 +113,17 @@ static enum sluice_status switch_tier(struct pass *p)
         const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_COPY, "upload", i);
         const uint64_t copied_before = ctx->stats.copied_bytes;
         p->copied = true;
-        SL_TRY(copy_weights(p, &ctx->model->shards[i], ctx->arena + plan->resident_offset[i]));
+        SL_TRY(copy_resident(p, &ctx->model->shards[i], ctx->arena + plan->resident_offset[i]));
         sl_trace_end(ctx->trace, mark, (size_t)(ctx->stats.copied_bytes - copied_before));
         SL_TRY(p->vt->event_record(ctx->device, ctx->ready[i], ctx->copy, p->err));
         ctx->pending[i] = true;
         ctx->n_valid++;
     }
     ctx->n_valid = p->tier->n_resident;
-    return SLUICE_STATUS_OK;
+    return sl_experts_begin(ctx, p->tier, &p->copied, p->err);
 }
 
-static enum sluice_status run_copy(struct pass *p, const struct sl_step *step)
+static enum sluice_status run_copy(struct sl_pass *p, const struct sl_step *step)
 {
     struct sl_context *const ctx = p->ctx;
     const struct sl_shard *const shard = &ctx->model->shards[step->shard];
@@ -121,7 +142,7 @@ static enum sluice_status run_copy(struct pass *p, const struct sl_step *step)
     }
     const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_COPY, "", step->shard);
     const uint64_t copied_before = ctx->stats.copied_bytes;
-    SL_TRY(copy_weights(p, shard, image));
+    SL_TRY(copy_streamed(p, step->shard, image));
     if (kv_on_host(ctx, shard)) {
         /* With the blocks that this pass will write: their other cells must hold finite values. */
         const size_t n_blocks = ((size_t)(ctx->n_past + p->n) + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
@@ -135,7 +156,7 @@ static enum sluice_status run_copy(struct pass *p, const struct sl_step *step)
 }
 
 /* What CPU and GPU bindings have in common. */
-static struct sl_shard_bind common_bind(const struct pass *p)
+static struct sl_shard_bind common_bind(const struct sl_pass *p)
 {
     const struct sl_context *const ctx = p->ctx;
     return (struct sl_shard_bind){.kv = {.types = ctx->plan->options.kv_types,
@@ -145,7 +166,7 @@ static struct sl_shard_bind common_bind(const struct pass *p)
                                   .n_kv_max = ctx->n_past + p->n};
 }
 
-static struct sl_shard_bind device_bind(const struct pass *p, int32_t index, size_t ring_offset)
+struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index, size_t ring_offset)
 {
     const struct sl_context *const ctx = p->ctx;
     const struct sl_plan *const plan = ctx->plan;
@@ -153,8 +174,16 @@ static struct sl_shard_bind device_bind(const struct pass *p, int32_t index, siz
     uint8_t *const image = device_image(p, index, ring_offset);
     struct sl_shard_bind bind = common_bind(p);
     bind.n_kv_max = p->n_kv_max;
+    const bool base_alone = is_mixture(shard) && base_is_resident(p, index);
+    const uint8_t *const base = ctx->arena + plan->resident_offset[index];
     for (uint32_t w = 0; w < shard->n_weights; w++) {
-        bind.weights[w] = shard->weights[w].name ? image + shard->weights[w].offset : NULL;
+        const struct sl_weight *const weight = &shard->weights[w];
+        bind.weights[w] = !weight->name ? NULL
+                          : base_alone  ? base + weight->part_offset
+                                        : image + weight->offset;
+    }
+    if (is_mixture(shard)) {
+        sl_experts_bind(ctx, p->tier, shard->layer, &bind);
     }
     bind.consts = (const float *)(ctx->arena + plan->consts_offset);
     bind.hidden = (float *)(ctx->arena + p->tier->hidden_offset);
@@ -167,7 +196,7 @@ static struct sl_shard_bind device_bind(const struct pass *p, int32_t index, siz
     return bind;
 }
 
-static struct sl_shard_bind host_bind(const struct pass *p, int32_t index)
+struct sl_shard_bind sl_pass_host_bind(const struct sl_pass *p, int32_t index)
 {
     const struct sl_context *const ctx = p->ctx;
     const struct sl_shard *const shard = &ctx->model->shards[index];
@@ -184,13 +213,22 @@ static struct sl_shard_bind host_bind(const struct pass *p, int32_t index)
     return bind;
 }
 
+enum sluice_status sl_pass_queue(struct sl_pass *p, int32_t shard, const struct sl_shard_bind *bind)
+{
+    struct sl_context *const ctx = p->ctx;
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    const int n_ops = sl_shard_build(ctx->model, &ctx->model->shards[shard], bind, ops);
+    return p->vt->run(ctx->device, ctx->compute, ops, n_ops, ctx->arena + p->tier->scratch_offset,
+                      p->err);
+}
+
 /* The head makes logits for groups of up to max_outputs rows, so that its buffer stays small. */
 struct group {
     int32_t end; /* tokens of the pass up to the end of this group */
     int32_t n;
 };
 
-static bool next_group(const struct pass *p, int32_t *at, struct group *out)
+static bool next_group(const struct sl_pass *p, int32_t *at, struct group *out)
 {
     if (*at >= p->n_outputs) {
         return false;
@@ -202,12 +240,12 @@ static bool next_group(const struct pass *p, int32_t *at, struct group *out)
     return true;
 }
 
-static float *group_logits(const struct pass *p, int32_t at, const struct group *g)
+static float *group_logits(const struct sl_pass *p, int32_t at, const struct group *g)
 {
     return p->logits ? p->logits + (size_t)(at - g->n) * p->ctx->model->hp.n_vocab : NULL;
 }
 
-static enum sluice_status run_head_on_device(struct pass *p, struct sl_shard_bind bind,
+static enum sluice_status run_head_on_device(struct sl_pass *p, struct sl_shard_bind bind,
                                              const struct sl_shard *shard)
 {
     struct sl_context *const ctx = p->ctx;
@@ -236,7 +274,7 @@ static enum sluice_status run_head_on_device(struct pass *p, struct sl_shard_bin
     return SLUICE_STATUS_OK;
 }
 
-static void run_head_on_host(struct pass *p, struct sl_shard_bind bind,
+static void run_head_on_host(struct sl_pass *p, struct sl_shard_bind bind,
                              const struct sl_shard *shard)
 {
     struct sl_context *const ctx = p->ctx;
@@ -255,8 +293,8 @@ static void run_head_on_host(struct pass *p, struct sl_shard_bind bind,
 }
 
 /* Bring the KV blocks that this pass wrote back to their home. */
-static enum sluice_status download_kv(struct pass *p, int32_t index, const struct sl_shard *shard,
-                                      const uint8_t *device_kv)
+static enum sluice_status download_kv(struct sl_pass *p, int32_t index,
+                                      const struct sl_shard *shard, const uint8_t *device_kv)
 {
     struct sl_context *const ctx = p->ctx;
     const size_t block_bytes = kv_block_bytes(ctx);
@@ -273,7 +311,7 @@ static enum sluice_status download_kv(struct pass *p, int32_t index, const struc
     return p->vt->event_record(ctx->device, ctx->downloaded[index], ctx->download, p->err);
 }
 
-static enum sluice_status run_gpu(struct pass *p, const struct sl_step *step)
+static enum sluice_status run_gpu(struct sl_pass *p, const struct sl_step *step)
 {
     struct sl_context *const ctx = p->ctx;
     const int32_t i = step->shard;
@@ -283,17 +321,14 @@ static enum sluice_status run_gpu(struct pass *p, const struct sl_step *step)
         SL_TRY(p->vt->stream_wait(ctx->device, ctx->compute, ctx->ready[i], p->err));
         ctx->pending[i] = false;
     }
-    struct sl_shard_bind bind = device_bind(p, i, step->ring_offset);
+    struct sl_shard_bind bind = sl_pass_device_bind(p, i, step->ring_offset);
     const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_GPU, "", i);
     if (shard->kind == SL_SHARD_HEAD) {
         SL_TRY(run_head_on_device(p, bind, shard));
         sl_trace_end(ctx->trace, mark, 0);
         return SLUICE_STATUS_OK;
     }
-    struct sl_op ops[SL_SHARD_MAX_OPS];
-    const int n_ops = sl_shard_build(ctx->model, shard, &bind, ops);
-    SL_TRY(p->vt->run(ctx->device, ctx->compute, ops, n_ops, ctx->arena + p->tier->scratch_offset,
-                      p->err));
+    SL_TRY(sl_pass_queue(p, i, &bind));
     sl_trace_end(ctx->trace, mark, 0);
     if (!streamed) {
         return SLUICE_STATUS_OK; /* nobody waits for it */
@@ -302,11 +337,11 @@ static enum sluice_status run_gpu(struct pass *p, const struct sl_step *step)
     return kv_on_host(ctx, shard) ? download_kv(p, i, shard, bind.kv.data) : SLUICE_STATUS_OK;
 }
 
-static void run_cpu(struct pass *p, const struct sl_step *step)
+static void run_cpu(struct sl_pass *p, const struct sl_step *step)
 {
     struct sl_context *const ctx = p->ctx;
     const struct sl_shard *const shard = &ctx->model->shards[step->shard];
-    const struct sl_shard_bind bind = host_bind(p, step->shard);
+    const struct sl_shard_bind bind = sl_pass_host_bind(p, step->shard);
     if (shard->kind == SL_SHARD_HEAD) {
         run_head_on_host(p, bind, shard);
         return;
@@ -318,7 +353,7 @@ static void run_cpu(struct pass *p, const struct sl_step *step)
 
 /* Queue the move of the hidden state between host and device; the head needs only the rows of its
  * outputs. */
-static enum sluice_status move_hidden(struct pass *p, const struct sl_step *step)
+static enum sluice_status move_hidden(struct sl_pass *p, const struct sl_step *step)
 {
     struct sl_context *const ctx = p->ctx;
     const bool head = ctx->model->shards[step->shard].kind == SL_SHARD_HEAD;
@@ -337,7 +372,7 @@ static enum sluice_status move_hidden(struct pass *p, const struct sl_step *step
 }
 
 /* The driver waits for what the compute stream has brought down. */
-static enum sluice_status await_hidden(struct pass *p)
+static enum sluice_status await_hidden(struct sl_pass *p)
 {
     struct sl_context *const ctx = p->ctx;
     const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_DRIVER, "wait for hidden", -1);
@@ -347,7 +382,7 @@ static enum sluice_status await_hidden(struct pass *p)
     return SLUICE_STATUS_OK;
 }
 
-static enum sluice_status check_cancelled(const struct pass *p)
+static enum sluice_status check_cancelled(const struct sl_pass *p)
 {
     const struct sl_context *const ctx = p->ctx;
     SL_CHECK(!ctx->cancelled || !ctx->cancelled(ctx->cancelled_user), CANCELLED, p->err,
@@ -355,12 +390,40 @@ static enum sluice_status check_cancelled(const struct pass *p)
     return SLUICE_STATUS_OK;
 }
 
-static enum sl_shard_kind step_shard_kind(const struct pass *p, const struct sl_step *step)
+static enum sl_shard_kind step_shard_kind(const struct sl_pass *p, const struct sl_step *step)
 {
     return p->ctx->model->shards[step->shard].kind;
 }
 
-static enum sluice_status run_step_kind(struct pass *p, const struct sl_step *step)
+/* For traces. */
+static const char *const step_names[] = {[SL_STEP_COPY] = "queue copy of",
+                                         [SL_STEP_GPU] = "queue",
+                                         [SL_STEP_CPU] = "",
+                                         [SL_STEP_HIDDEN_DOWN] = "hidden down for",
+                                         [SL_STEP_HIDDEN_UP] = "hidden up for",
+                                         [SL_STEP_ROUTE] = "route",
+                                         [SL_STEP_OWN] = "own experts of",
+                                         [SL_STEP_OTHERS] = "other experts of",
+                                         [SL_STEP_JOIN] = "join"};
+
+/* Steps of a shared mixture that only queue work. */
+static enum sluice_status queue_mixture(struct sl_pass *p, const struct sl_step *step)
+{
+    struct sl_context *const ctx = p->ctx;
+    if (ctx->pending[step->shard]) {
+        SL_TRY(p->vt->stream_wait(ctx->device, ctx->compute, ctx->ready[step->shard], p->err));
+        ctx->pending[step->shard] = false;
+    }
+    const int32_t mark =
+        sl_trace_begin(ctx->trace, SL_LANE_GPU, step_names[step->kind], step->shard);
+    SL_TRY(step->kind == SL_STEP_ROUTE ? sl_mixture_route(p, step->shard)
+           : step->kind == SL_STEP_OWN ? sl_mixture_own(p, step->shard)
+                                       : sl_mixture_join(p, step->shard));
+    sl_trace_end(ctx->trace, mark, 0);
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status run_step_kind(struct sl_pass *p, const struct sl_step *step)
 {
     switch (step->kind) {
     case SL_STEP_COPY:
@@ -373,53 +436,56 @@ static enum sluice_status run_step_kind(struct pass *p, const struct sl_step *st
     case SL_STEP_HIDDEN_DOWN:
         SL_TRY(move_hidden(p, step));
         return await_hidden(p);
+    case SL_STEP_OTHERS:
+        return sl_mixture_others(p, step->shard);
+    case SL_STEP_ROUTE:
+    case SL_STEP_OWN:
+    case SL_STEP_JOIN:
+        return queue_mixture(p, step);
     case SL_STEP_HIDDEN_UP:
     default:
         return move_hidden(p, step);
     }
 }
 
-static enum sluice_status run_step(struct pass *p, const struct sl_step *step)
+static enum sluice_status run_step(struct sl_pass *p, const struct sl_step *step)
 {
     const struct sl_context *const ctx = p->ctx;
     SL_TRY(check_cancelled(p));
     if (p->n_outputs == 0 && ctx->model->shards[step->shard].kind == SL_SHARD_HEAD) {
         return SLUICE_STATUS_OK; /* nobody asked for logits */
     }
-    static const char *const names[] = {[SL_STEP_COPY] = "queue copy of",
-                                        [SL_STEP_GPU] = "queue",
-                                        [SL_STEP_CPU] = "",
-                                        [SL_STEP_HIDDEN_DOWN] = "hidden down for",
-                                        [SL_STEP_HIDDEN_UP] = "hidden up for"};
     const int32_t mark =
         sl_trace_begin(ctx->trace, step->kind == SL_STEP_CPU ? SL_LANE_CPU : SL_LANE_DRIVER,
-                       names[step->kind], step->shard);
+                       step_names[step->kind], step->shard);
     SL_TRY(run_step_kind(p, step));
     sl_trace_end(ctx->trace, mark, 0);
     return SLUICE_STATUS_OK;
 }
 
 /* Whether a step only queues work on the compute stream, waiting for no other. */
-static bool step_is_plain(const struct pass *p, const struct sl_step *step)
+static bool step_is_plain(const struct sl_pass *p, const struct sl_step *step)
 {
     const struct sl_context *const ctx = p->ctx;
     if (p->n_outputs == 0 && ctx->model->shards[step->shard].kind == SL_SHARD_HEAD) {
         return false;
     }
-    return step->kind == SL_STEP_HIDDEN_UP ||
+    const bool mixture =
+        step->kind == SL_STEP_ROUTE || step->kind == SL_STEP_OWN || step->kind == SL_STEP_JOIN;
+    return step->kind == SL_STEP_HIDDEN_UP || (mixture && !ctx->pending[step->shard]) ||
            (step->kind == SL_STEP_GPU && p->tier->placement[step->shard] == SL_PLACE_RESIDENT &&
             !ctx->pending[step->shard]);
 }
 
 /* One past the last step of the segment that begins at step k; k when there is none. The hidden
  * state's way down ends a segment and belongs to it. */
-static int32_t segment_end(const struct pass *p, int32_t k)
+static int32_t segment_end(const struct sl_pass *p, int32_t k)
 {
     const struct sl_step *const steps = p->tier->steps;
     int32_t end = k;
     bool computes = false;
     while (end < p->tier->n_steps && step_is_plain(p, &steps[end])) {
-        computes = computes || steps[end].kind == SL_STEP_GPU;
+        computes = computes || steps[end].kind != SL_STEP_HIDDEN_UP;
         end++;
     }
     if (!computes) {
@@ -432,16 +498,22 @@ static int32_t segment_end(const struct pass *p, int32_t k)
     return end;
 }
 
-static enum sluice_status queue_segment(struct pass *p, int32_t k, int32_t end)
+/* A step of a segment, or the move down at its end without the wait. */
+static enum sluice_status run_plain(struct sl_pass *p, const struct sl_step *step)
+{
+    return step->kind == SL_STEP_HIDDEN_DOWN ? move_hidden(p, step) : run_step_kind(p, step);
+}
+
+static enum sluice_status queue_segment(struct sl_pass *p, int32_t k, int32_t end)
 {
     for (; k < end; k++) {
         const struct sl_step *const step = &p->tier->steps[k];
-        SL_TRY(step->kind == SL_STEP_GPU ? run_gpu(p, step) : move_hidden(p, step));
+        SL_TRY(run_plain(p, step));
     }
     return SLUICE_STATUS_OK;
 }
 
-static enum sluice_status record_segment(struct pass *p, int32_t k, int32_t end,
+static enum sluice_status record_segment(struct sl_pass *p, int32_t k, int32_t end,
                                          struct sl_graph **out)
 {
     struct sl_context *const ctx = p->ctx;
@@ -461,7 +533,7 @@ static enum sluice_status record_segment(struct pass *p, int32_t k, int32_t end,
 
 /* Run steps k .. end - 1: as they are until passes of this kind keep coming, then recorded once and
  * replayed. */
-static enum sluice_status run_segment(struct pass *p, int32_t k, int32_t end)
+static enum sluice_status run_segment(struct sl_pass *p, int32_t k, int32_t end)
 {
     struct sl_context *const ctx = p->ctx;
     struct sl_segment *const seg = &ctx->segments[p->tier - ctx->plan->tiers][k];
@@ -495,7 +567,7 @@ static enum sluice_status run_segment(struct pass *p, int32_t k, int32_t end)
     return last->kind == SL_STEP_HIDDEN_DOWN ? await_hidden(p) : SLUICE_STATUS_OK;
 }
 
-static bool uses_graphs(const struct pass *p)
+static bool uses_graphs(const struct sl_pass *p)
 {
     const struct sl_context *const ctx = p->ctx;
     const ptrdiff_t t = p->tier - ctx->plan->tiers;
@@ -504,7 +576,7 @@ static bool uses_graphs(const struct pass *p)
            p->n_outputs <= ctx->plan->options.max_outputs;
 }
 
-static enum sluice_status sync_all(struct pass *p)
+static enum sluice_status sync_all(struct sl_pass *p)
 {
     struct sl_context *const ctx = p->ctx;
     const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_DRIVER, "wait for all", -1);
@@ -522,7 +594,7 @@ static enum sluice_status sync_all(struct pass *p)
     return SLUICE_STATUS_OK;
 }
 
-static enum sluice_status run_steps(struct pass *p)
+static enum sluice_status run_steps(struct sl_pass *p)
 {
     struct sl_context *const ctx = p->ctx;
     if (p->tier->uses_device) {
@@ -542,11 +614,17 @@ static enum sluice_status run_steps(struct pass *p)
             k++;
         }
     }
-    return p->tier->uses_device ? sync_all(p) : SLUICE_STATUS_OK;
+    if (!p->tier->uses_device) {
+        return SLUICE_STATUS_OK;
+    }
+    SL_TRY(sl_experts_end(ctx, p->err));
+    SL_TRY(sync_all(p));
+    sl_experts_learn(ctx);
+    return SLUICE_STATUS_OK;
 }
 
 /* After a failed pass nothing may still be running, and what is in VRAM is not trusted. */
-static void recover(struct pass *p)
+static void recover(struct sl_pass *p)
 {
     struct sl_context *const ctx = p->ctx;
     if (!p->tier->uses_device) {
@@ -557,6 +635,7 @@ static void recover(struct pass *p)
         p->vt->stream_sync(ctx->device, streams[i], NULL);
     }
     ctx->n_valid = 0;
+    sl_experts_forget(ctx);
     memset(ctx->pending, 0, ctx->model->n_shards * sizeof *ctx->pending);
 }
 
@@ -578,14 +657,14 @@ enum sluice_status sl_pass_run(struct sl_context *ctx, const int32_t *tokens, in
 {
     const uint64_t start = sl_clock_now_ns();
     const int32_t t = sl_plan_tier(ctx->plan, n);
-    struct pass p = {.ctx = ctx,
-                     .vt = ctx->device ? ctx->device->vt : NULL,
-                     .tier = &ctx->plan->tiers[t],
-                     .n = n,
-                     .n_outputs = n_outputs,
-                     .logits = logits,
-                     .last_download = -1,
-                     .err = err};
+    struct sl_pass p = {.ctx = ctx,
+                        .vt = ctx->device ? ctx->device->vt : NULL,
+                        .tier = &ctx->plan->tiers[t],
+                        .n = n,
+                        .n_outputs = n_outputs,
+                        .logits = logits,
+                        .last_download = -1,
+                        .err = err};
     int32_t *const pos = ctx->io.data;
     for (int32_t i = 0; i < n; i++) {
         pos[i] = ctx->n_past + i;

@@ -374,27 +374,85 @@ static enum sluice_status copy_rate(struct bench *b, size_t bytes, bool down, do
     return SLUICE_STATUS_OK;
 }
 
-/* A hidden state of one token to the device, one op, and back, as a plan with CPU steps does. */
-static enum sluice_status measure_hop(struct bench *b)
+/* One round trip: a hidden state of one token to the device, an op, and back. */
+static enum sluice_status queue_round(struct bench *b, const struct sl_op *op, size_t bytes)
 {
-    double ns[9], issue[9];
-    struct sl_op op = norm_op(1, b->dev.n_cols);
-    bind_op(&op, NULL, b->d_x, b->d_y, NULL);
+    struct sl_device *const dev = b->o->device;
+    SL_TRY(b->vt->copy_to_device(dev, b->compute, b->d_x, b->buffer, bytes, b->err));
+    SL_TRY(b->vt->run(dev, b->compute, op, 1, b->d_scratch, b->err));
+    return b->vt->copy_to_host(dev, b->compute, b->buffer, b->d_y, bytes, b->err);
+}
+
+static enum sluice_status time_rounds(struct bench *b, const struct sl_op *op, size_t bytes,
+                                      struct sl_graph *graph)
+{
+    struct sl_device *const dev = b->o->device;
+    double ns[9];
     for (int i = 0; i < 9; i++) {
-        const size_t bytes = (size_t)b->dev.n_cols * sizeof(float);
         const uint64_t start = sl_clock_now_ns();
-        SL_TRY(b->vt->copy_to_device(b->o->device, b->compute, b->d_x, b->buffer, bytes, b->err));
-        const uint64_t before = sl_clock_now_ns();
-        SL_TRY(b->vt->run(b->o->device, b->compute, &op, 1, b->d_scratch, b->err));
-        issue[i] = (double)(sl_clock_now_ns() - before);
-        SL_TRY(b->vt->copy_to_host(b->o->device, b->compute, b->x, b->d_y, bytes, b->err));
-        SL_TRY(b->vt->event_record(b->o->device, b->stop, b->compute, b->err));
-        SL_TRY(b->vt->event_sync(b->o->device, b->stop, b->err));
+        SL_TRY(graph ? b->vt->graph_launch(dev, b->compute, graph, b->err)
+                     : queue_round(b, op, bytes));
+        SL_TRY(b->vt->event_record(dev, b->stop, b->compute, b->err));
+        SL_TRY(b->vt->event_sync(dev, b->stop, b->err));
         ns[i] = (double)(sl_clock_now_ns() - start);
     }
     b->p->hop_ns = sl_median(ns, 9);
+    return SLUICE_STATUS_OK;
+}
+
+/* What a plan with CPU steps pays for each change of sides: by a graph where passes use graphs. */
+static enum sluice_status measure_hop(struct bench *b)
+{
+    struct sl_device *const dev = b->o->device;
+    struct sl_op op = norm_op(1, b->dev.n_cols);
+    const size_t bytes = (size_t)b->dev.n_cols * sizeof(float);
+    bind_op(&op, NULL, b->d_x, b->d_y, NULL);
+    double issue[9];
+    for (int i = 0; i < 9; i++) {
+        const uint64_t start = sl_clock_now_ns();
+        SL_TRY(b->vt->run(dev, b->compute, &op, 1, b->d_scratch, b->err));
+        issue[i] = (double)(sl_clock_now_ns() - start);
+    }
     b->p->issue_ns = sl_median(issue, 9);
+    struct sl_graph *graph = NULL;
+    if (b->vt->graph_begin && b->registered) {
+        SL_TRY(b->vt->graph_begin(dev, b->compute, b->err));
+        const enum sluice_status queued = queue_round(b, &op, bytes);
+        const enum sluice_status ended = b->vt->graph_end(dev, b->compute, &graph, b->err);
+        SL_TRY(queued);
+        SL_TRY(ended);
+    }
+    const enum sluice_status status = time_rounds(b, &op, bytes, graph);
+    if (graph) {
+        b->vt->graph_destroy(dev, graph);
+    }
+    SL_TRY(status);
     return tick(b, "round trips");
+}
+
+/* Kernels that read page-locked system memory in place. */
+static enum sluice_status measure_mapped(struct bench *b)
+{
+    struct sl_device_info info;
+    SL_TRY(b->vt->info(b->o->device, &info, b->err));
+    if (!info.reads_host_memory || !b->registered) {
+        return SLUICE_STATUS_OK;
+    }
+    struct sl_op op = linear_op(SL_TYPE_Q8_0, b->dev.rows_decode, b->dev.n_cols, 1);
+    struct sl_op ops[4];
+    for (int i = 0; i < 4; i++) {
+        ops[i] = op;
+        bind_op(&ops[i], cold(b, op_cold_bytes(&op)), b->d_x, b->d_y, b->d_pos);
+    }
+    struct sl_graph *graph = NULL;
+    double ns = 0;
+    const enum sluice_status status = time_list(b, ops, 4, &graph, &ns);
+    if (graph) {
+        b->vt->graph_destroy(b->o->device, graph);
+    }
+    SL_TRY(status);
+    b->p->mapped_bytes_per_s = 1e9 * (double)op_cold_bytes(&op) / fmax(ns, 1);
+    return tick(b, "system memory read by the GPU");
 }
 
 static enum sluice_status measure_link(struct bench *b)
@@ -430,7 +488,8 @@ static enum sluice_status measure_link(struct bench *b)
     SL_TRY(b->vt->stream_sync(b->o->device, b->copy, b->err));
     SL_TRY(b->vt->event_elapsed(b->o->device, b->start, b->stop, &ns, b->err));
     b->p->vram_bytes_per_s = 2e9 * (double)piece * n_copies / (double)(ns ? ns : 1);
-    return measure_hop(b);
+    SL_TRY(measure_hop(b));
+    return measure_mapped(b);
 }
 
 static bool measured_type(const struct scale *scale, uint32_t type)
@@ -705,7 +764,7 @@ enum sluice_status sl_profiler_run(struct sl_profile *out,
                           options->kernels ? options->kernels : sl_cpu_kernels(sl_cpu_level()),
                       .p = out,
                       .n_threads = out->n_threads,
-                      .n_total = options->device ? 45 : 20,
+                      .n_total = options->device ? 46 : 20,
                       .err = err};
     enum sluice_status status = SLUICE_STATUS_OK;
     SL_TRY_OUT(init_host(&b));

@@ -60,6 +60,9 @@ struct sl_weight {
     struct sl_matrix m; /* data points into the file mapping; the rows of all experts */
     size_t bytes;
     size_t offset; /* of this matrix inside the shard's packed image (256-byte aligned) */
+    /* Mixtures: of one expert's matrix inside an expert's slot, of router and biases inside the
+     * base. */
+    size_t part_offset;
 };
 
 struct sl_shard {
@@ -67,7 +70,10 @@ struct sl_shard {
     uint32_t layer; /* n_layers for the head */
     uint32_t n_weights;
     struct sl_weight weights[SL_SHARD_MAX_WEIGHTS];
-    size_t bytes;      /* of the packed image: what residency or a stream slot costs */
+    size_t bytes; /* of the packed image: what residency or a stream slot costs */
+    /* Mixtures can be placed expert by expert: what each one takes (gate, up and down, 256-byte
+     * aligned), and the base (router and biases) that any of them needs. 0 where dense. */
+    size_t expert_bytes, base_bytes;
     uint32_t window;   /* attention: 0 or the sliding window */
     uint32_t class_id; /* shards of one kind, shape and type set share it (planner) */
 };
@@ -101,6 +107,17 @@ void sl_model_close(struct sl_model **model);
 /* Float rows of the embedding, scaled, for tokens (each < n_vocab): out [n, n_embd]. */
 void sl_model_embed(const struct sl_model *model, const int32_t *tokens, int32_t n, float *out);
 
+/* What a list of operators is of a shard. A mixture may be shared: the device routes, divides the
+ * chosen experts and computes its own; the host computes the others into `partial`, which joins the
+ * device's hidden state. */
+enum sl_shard_part {
+    SL_PART_WHOLE,
+    SL_PART_ROUTE,  /* norm and router; with at_hand: what is mine */
+    SL_PART_OWN,    /* the experts in `mine`, added to the hidden state */
+    SL_PART_OTHERS, /* the experts in `mine` into `partial` (the host's list of them) */
+    SL_PART_JOIN,   /* hidden state += partial */
+};
+
 /* Where the operands of a shard live in the memory of the backend that will run it. */
 struct sl_shard_bind {
     const void *weights[SL_SHARD_MAX_WEIGHTS]; /* by role */
@@ -114,7 +131,23 @@ struct sl_shard_bind {
     int32_t n_kv_max; /* see sl_op_attention */
     float *logits;    /* head only: [n_outputs, n_vocab] of the last n_outputs tokens */
     int32_t n_outputs;
+    /* Mixtures only. */
+    enum sl_shard_part part;
+    const void *const *experts[3]; /* tables of gate, up, down by expert; NULL: in the image */
+    const uint8_t *at_hand;        /* ROUTE: by expert; NULL: no division */
+    int32_t *uses;                 /* counts of this layer's experts; or NULL */
+    int32_t share;                 /* ROUTE: see struct sl_op_divide */
+    float *partial;                /* JOIN: [n_tokens, n_embd]; NULL: in the workspace */
 };
+
+/* Where ROUTE leaves its results in the workspace, and OTHERS reads and writes them: one stretch
+ * [normed input | ids | weights | mine] and the partial sums behind it. Offsets in bytes. */
+struct sl_shard_choice {
+    size_t ids, mine, end; /* the stretch is 0 .. end */
+    size_t partial, bytes; /* bytes: with the partial sums */
+};
+struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struct sl_shard *shard,
+                                       int32_t n_tokens);
 
 #define SL_SHARD_MAX_PIECES 4 /* long passes are cut into pieces of 1024 tokens */
 #define SL_SHARD_MAX_OPS (SL_SHARD_MAX_PIECES * 14)

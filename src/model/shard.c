@@ -6,6 +6,8 @@
  *               a = attention(q); h += o(a)            or  b = o(a); h += norm(b)
  *   ffn         a = norm(h); g = act(gate(a)) * up(a); h += down(g)  or  a = down(g); h += norm(a)
  *   mixture     a = norm(h); ids, w = router(a); h += experts(a, ids, w)
+ *   shared      a = norm(h); ids, w = router(a); mine = divide(ids); h += experts(a, mine, w)
+ *               elsewhere: p = experts(a, ids but mine, w); here: h += p
  *   head        a = norm(last rows of h); logits = output(a)
  *
  * Operators without memory (NULL addresses) serve for sizes and costs.
@@ -44,6 +46,18 @@ static bool same_class(const struct sl_shard *a, const struct sl_shard *b)
     return true;
 }
 
+/* Where the parts of a mixture lie when its experts are placed one by one. */
+static void lay_out_experts(struct sl_shard *shard, uint32_t n_experts)
+{
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        struct sl_weight *const weight = &shard->weights[w];
+        const bool expert = w < SL_N_FFN_WEIGHTS;
+        size_t *const at = expert ? &shard->expert_bytes : &shard->base_bytes;
+        weight->part_offset = *at;
+        *at += align_up(expert ? weight->bytes / n_experts : weight->bytes);
+    }
+}
+
 void sl_shards_finish(struct sl_model *model)
 {
     for (uint32_t i = 0; i < model->n_shards; i++) {
@@ -51,6 +65,9 @@ void sl_shards_finish(struct sl_model *model)
         for (uint32_t w = 0; w < shard->n_weights; w++) {
             shard->weights[w].offset = shard->bytes;
             shard->bytes += align_up(shard->weights[w].bytes);
+        }
+        if (shard->kind == SL_SHARD_FFN && model->hp.n_experts > 0) {
+            lay_out_experts(shard, model->hp.n_experts);
         }
         uint32_t k = 0;
         while (k < i && !same_class(shard, &model->shards[k])) {
@@ -63,10 +80,11 @@ void sl_shards_finish(struct sl_model *model)
 /* Where the activations of a shard lie in its workspace: offsets in bytes. Regions that are dead
  * when another is written share memory. */
 struct workspace {
-    size_t a;            /* normed input; then attention output; ffn: then down output */
-    size_t b;            /* q; then o output. ffn: gate. */
-    size_t k, v;         /* attention. ffn: k is up. */
-    size_t ids, weights; /* mixture: the router's choice */
+    size_t a;             /* normed input; then attention output; ffn: then down output */
+    size_t b;             /* q; then o output. ffn: gate. */
+    size_t k, v;          /* attention. ffn: k is up. */
+    size_t ids, weights;  /* mixture: the router's choice */
+    size_t mine, partial; /* shared mixture */
     size_t bytes;
 };
 
@@ -108,6 +126,8 @@ static struct workspace carve(const struct sl_model *model, const struct sl_shar
         if (hp->n_experts > 0) {
             ws.ids = take(&ws, n_tokens, hp->n_experts_used);
             ws.weights = take(&ws, n_tokens, hp->n_experts_used);
+            ws.mine = take(&ws, n_tokens, hp->n_experts_used);
+            ws.partial = take(&ws, n_tokens, n_embd);
             break;
         }
         ws.b = take(&ws, n_tokens, hp->n_ff);
@@ -315,46 +335,107 @@ static struct sl_experts_matrix experts_matrix(const struct builder *b, uint32_t
 {
     const struct sl_matrix *m = &b->shard->weights[role].m;
     return (struct sl_experts_matrix){.data = b->bind->weights[role],
+                                      .table = b->bind->experts[role],
                                       .type = m->type,
                                       .n_rows = m->n_rows / b->model->hp.n_experts,
                                       .n_cols = m->n_cols,
                                       .bias = bound_weight(b, bias_role)};
 }
 
-static void build_mixture(struct builder *b)
+static void add_route(struct builder *b, const struct workspace *ws)
 {
     const struct sl_hparams *hp = &b->model->hp;
     const struct sl_arch *arch = b->model->arch;
     const struct sl_shard_bind *bind = b->bind;
     const int32_t n = bind->n_tokens;
-    const struct workspace ws = carve(b->model, b->shard, n, 0);
-    float *a = work(b, ws.a);
-
+    float *a = work(b, ws->a);
     add_norm(b, n, layer_vector(b, SL_V_FFN_NORM), bind->hidden, a, hp->n_embd, 1);
     struct sl_op_router *router = &add_op(b, SL_OP_ROUTER, n)->router;
     router->x = a;
     router->w = b->shard->weights[SL_W_ROUTER].m;
     router->w.data = bind->weights[SL_W_ROUTER];
     router->bias = constant(b, layer_vector(b, SL_V_ROUTER_BIAS));
-    router->ids = (int32_t *)(void *)work(b, ws.ids);
-    router->weights = work(b, ws.weights);
+    router->ids = (int32_t *)(void *)work(b, ws->ids);
+    router->weights = work(b, ws->weights);
     router->n_used = (int32_t)hp->n_experts_used;
     router->gating = arch->gating;
     router->normalize = arch->normalize_weights;
     router->scale = 1.0F;
+    const bool divides = bind->at_hand != NULL && bind->part == SL_PART_ROUTE;
+    if (!divides && bind->uses == NULL) {
+        return;
+    }
     const struct sl_op_router choice = *router;
-    struct sl_op_experts *experts = &add_op(b, SL_OP_EXPERTS, n)->experts;
-    experts->x = a;
-    experts->y = bind->hidden;
-    experts->ids = choice.ids;
-    experts->weights = choice.weights;
-    experts->n_used = choice.n_used;
+    struct sl_op_divide *divide = &add_op(b, SL_OP_DIVIDE, n)->divide;
+    divide->ids = choice.ids;
+    divide->at_hand = divides ? bind->at_hand : NULL;
+    divide->uses = bind->uses;
+    divide->mine = (int32_t *)(void *)work(b, ws->mine);
+    divide->n_used = choice.n_used;
+    divide->n_experts = (int32_t)hp->n_experts;
+    divide->share = bind->share;
+}
+
+/* The experts in the list at `ids`: added to y, or y itself. */
+static void add_experts(struct builder *b, const struct workspace *ws, size_t ids, float *y,
+                        bool accumulate)
+{
+    const struct sl_hparams *hp = &b->model->hp;
+    struct sl_op_experts *experts = &add_op(b, SL_OP_EXPERTS, b->bind->n_tokens)->experts;
+    experts->x = work(b, ws->a);
+    experts->y = y;
+    experts->ids = (const int32_t *)(const void *)work(b, ids);
+    experts->weights = work(b, ws->weights);
+    experts->n_used = (int32_t)hp->n_experts_used;
     experts->n = (int32_t)hp->n_experts;
     experts->gate = experts_matrix(b, SL_W_GATE, SL_W_GATE_BIAS);
     experts->up = experts_matrix(b, SL_W_UP, SL_W_UP_BIAS);
     experts->down = experts_matrix(b, SL_W_DOWN, SL_W_DOWN_BIAS);
-    experts->activation = arch->activation;
-    experts->accumulate = true;
+    experts->activation = b->model->arch->activation;
+    experts->accumulate = accumulate;
+}
+
+static void add_join(struct builder *b, const struct workspace *ws)
+{
+    const struct sl_shard_bind *bind = b->bind;
+    struct sl_op_add *add = &add_op(b, SL_OP_ADD, bind->n_tokens)->add;
+    add->x = bind->partial ? bind->partial : work(b, ws->partial);
+    add->y = bind->hidden;
+    add->n = b->model->hp.n_embd;
+}
+
+static void build_mixture(struct builder *b)
+{
+    const struct workspace ws = carve(b->model, b->shard, b->bind->n_tokens, 0);
+    switch (b->bind->part) {
+    case SL_PART_WHOLE:
+        add_route(b, &ws);
+        add_experts(b, &ws, ws.ids, b->bind->hidden, true);
+        break;
+    case SL_PART_ROUTE:
+        add_route(b, &ws);
+        break;
+    case SL_PART_OWN:
+        add_experts(b, &ws, ws.mine, b->bind->hidden, true);
+        break;
+    case SL_PART_OTHERS:
+        add_experts(b, &ws, ws.mine, work(b, ws.partial), false);
+        break;
+    case SL_PART_JOIN:
+        add_join(b, &ws);
+        break;
+    }
+}
+
+struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struct sl_shard *shard,
+                                       int32_t n_tokens)
+{
+    const struct workspace ws = carve(model, shard, n_tokens, 0);
+    return (struct sl_shard_choice){.ids = ws.ids,
+                                    .mine = ws.mine,
+                                    .end = ws.partial,
+                                    .partial = ws.partial,
+                                    .bytes = ws.bytes};
 }
 
 /* Only rows that someone reads are normed and multiplied: in prefill one of hundreds. */

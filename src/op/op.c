@@ -17,7 +17,7 @@ const char *sl_op_kind_name(enum sl_op_kind kind)
     static const char *const names[SL_OP_N_KINDS] = {
         [SL_OP_NORM] = "norm",         [SL_OP_LINEAR] = "linear",       [SL_OP_ROPE] = "rope",
         [SL_OP_KV_STORE] = "kv_store", [SL_OP_ATTENTION] = "attention", [SL_OP_ROUTER] = "router",
-        [SL_OP_EXPERTS] = "experts",
+        [SL_OP_EXPERTS] = "experts",   [SL_OP_DIVIDE] = "divide",       [SL_OP_ADD] = "add",
     };
     return (unsigned)kind < SL_OP_N_KINDS ? names[kind] : "unknown";
 }
@@ -246,6 +246,49 @@ static enum sluice_status validate_experts(const struct sl_op_experts *op, struc
     return SLUICE_STATUS_OK;
 }
 
+static enum sluice_status validate_divide(const struct sl_op_divide *op, struct sluice_error *err)
+{
+    SL_CHECK(op->n_experts >= 1 && op->n_experts <= SL_MAX_EXPERTS, INTERNAL, err,
+             "divide: %d experts (at most %d)", op->n_experts, SL_MAX_EXPERTS);
+    SL_CHECK(op->n_used >= 1 && op->n_used <= op->n_experts && op->n_used <= SL_MAX_EXPERTS_USED,
+             INTERNAL, err, "divide: %d of %d experts used (at most %d)", op->n_used, op->n_experts,
+             SL_MAX_EXPERTS_USED);
+    SL_CHECK(op->share >= 0 && op->share <= SL_DIVIDE_ALL, INTERNAL, err, "divide: share %d of %d",
+             op->share, SL_DIVIDE_ALL);
+    return SLUICE_STATUS_OK;
+}
+
+int32_t sl_op_divide_run(const struct sl_op_divide *op, int32_t n_tokens)
+{
+    const int64_t n_pairs = (int64_t)n_tokens * op->n_used;
+    for (int64_t i = 0; op->uses && i < n_pairs; i++) {
+        op->uses[op->ids[i]]++;
+    }
+    if (!op->at_hand) {
+        return 0;
+    }
+    bool taken[SL_MAX_EXPERTS] = {false}; /* first: chosen and not at hand */
+    int32_t n_distinct = 0;
+    for (int64_t i = 0; i < n_pairs; i++) {
+        const int32_t e = op->ids[i];
+        if (!op->at_hand[e] && !taken[e]) {
+            taken[e] = true;
+            n_distinct++;
+        }
+    }
+    int32_t left = (n_distinct * op->share + SL_DIVIDE_ALL / 2) / SL_DIVIDE_ALL;
+    for (int32_t e = 0; e < op->n_experts; e++) {
+        taken[e] = op->at_hand[e] || (taken[e] && left-- > 0);
+    }
+    int32_t n_others = 0;
+    for (int64_t i = 0; i < n_pairs; i++) {
+        const int32_t e = op->ids[i];
+        op->mine[i] = taken[e] ? e : -1;
+        n_others += !taken[e];
+    }
+    return n_others;
+}
+
 enum sluice_status sl_op_validate(const struct sl_op *op, struct sluice_error *err)
 {
     SL_CHECK(op->n_tokens >= 1 && op->n_tokens <= MAX_DIM, INTERNAL, err, "%s: %d tokens",
@@ -265,6 +308,12 @@ enum sluice_status sl_op_validate(const struct sl_op *op, struct sluice_error *e
         return validate_router(&op->router, err);
     case SL_OP_EXPERTS:
         return validate_experts(&op->experts, err);
+    case SL_OP_DIVIDE:
+        return validate_divide(&op->divide, err);
+    case SL_OP_ADD:
+        SL_CHECK(op->add.n >= 1 && op->add.n <= MAX_DIM, INTERNAL, err, "add: rows of %lld",
+                 (long long)op->add.n);
+        return SLUICE_STATUS_OK;
     case SL_OP_N_KINDS:
         break;
     }

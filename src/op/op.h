@@ -6,7 +6,8 @@
  * a token; weights keep the bytes of the file.
  *
  * Everything residual is an accumulation (`accumulate`), and gate/up products carry their
- * activation, so five operators make a dense transformer; two more make a mixture of experts.
+ * activation, so five operators make a dense transformer; two more make a mixture of experts, and
+ * two divide one between backends and add what the other has computed.
  */
 #ifndef SL_OP_OP_H
 #define SL_OP_OP_H
@@ -27,6 +28,8 @@ enum sl_op_kind {
     SL_OP_ATTENTION, /* causal attention of the pass's queries over the cache */
     SL_OP_ROUTER,    /* which experts each token goes to, and with what weights */
     SL_OP_EXPERTS,   /* feed-forward products of the chosen experts, weighted and summed */
+    SL_OP_DIVIDE,    /* which of the chosen experts this backend computes */
+    SL_OP_ADD,       /* add what another backend has computed */
     SL_OP_N_KINDS,
 };
 
@@ -212,6 +215,31 @@ struct sl_op_experts {
     bool accumulate;
 };
 
+/* A mixture that two backends share: the one that has some experts at hand computes those and a
+ * part of the others, the other backend the rest. Of the d distinct experts that are chosen and not
+ * at hand the first (d * share + 128) / 256 in rising order are taken too.
+ *
+ *   mine    = ids where the expert is taken, else -1
+ *   uses[e] += number of tokens that go to expert e
+ *
+ * Integers only, so both backends would come to the same answer each for itself. */
+#define SL_DIVIDE_ALL 256
+struct sl_op_divide {
+    const int32_t *ids;     /* [n_tokens, n_used] */
+    const uint8_t *at_hand; /* [n_experts]: 0 or 1; NULL: nothing is divided, only counted */
+    int32_t *mine;          /* [n_tokens, n_used]; not written without at_hand */
+    int32_t *uses;          /* [n_experts] or NULL */
+    int32_t n_used, n_experts;
+    int32_t share; /* 0 .. SL_DIVIDE_ALL */
+};
+
+/* y += x, rows of n elements. */
+struct sl_op_add {
+    const float *x; /* [n_tokens, n] */
+    float *y;       /* [n_tokens, n] */
+    int64_t n;
+};
+
 struct sl_op {
     enum sl_op_kind kind;
     int32_t n_tokens;
@@ -223,6 +251,8 @@ struct sl_op {
         struct sl_op_attention attention;
         struct sl_op_router router;
         struct sl_op_experts experts;
+        struct sl_op_divide divide;
+        struct sl_op_add add;
     };
 };
 
@@ -251,6 +281,9 @@ size_t sl_op_scratch_bytes(const struct sl_op *op);
 
 /* (token, expert) pairs whose activations are in scratch at a time: all of a small pass. */
 int32_t sl_op_experts_chunk(const struct sl_op *op);
+
+/* SL_OP_DIVIDE in host memory. Returns how many pairs are left to the other backend. */
+int32_t sl_op_divide_run(const struct sl_op_divide *op, int32_t n_tokens);
 
 /* Check shapes, types and alignment of an op (not its addresses). INTERNAL names what is wrong. */
 enum sluice_status sl_op_validate(const struct sl_op *op, struct sluice_error *err);

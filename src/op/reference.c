@@ -345,6 +345,14 @@ void sl_op_run_ref(const struct sl_op *op)
     case SL_OP_EXPERTS:
         experts_ref(&op->experts, op->n_tokens);
         break;
+    case SL_OP_DIVIDE:
+        sl_op_divide_run(&op->divide, op->n_tokens);
+        break;
+    case SL_OP_ADD:
+        for (int64_t i = 0; i < op->n_tokens * op->add.n; i++) {
+            op->add.y[i] += op->add.x[i];
+        }
+        break;
     case SL_OP_N_KINDS:
         break;
     }

@@ -51,6 +51,7 @@ void sl_plan_destroy(struct sl_plan **plan)
     }
     sl_free((*plan)->resident_order);
     sl_free((*plan)->resident_offset);
+    sl_free((*plan)->resident_rank);
     sl_free(*plan);
     *plan = NULL;
 }
@@ -81,6 +82,8 @@ static enum sluice_status add_tier(struct sl_plan *plan, struct sl_search *s,
     const int32_t n = plan->n_shards;
     tier->n_tokens = sl_tier_tokens[c->tier];
     tier->n_resident = c->n_resident;
+    tier->n_slots = c->n_slots;
+    tier->share = c->share;
     tier->placement = sl_calloc(SL_MEM_PLAN, (size_t)n, sizeof *tier->placement);
     tier->steps = sl_calloc(SL_MEM_PLAN, (size_t)n * SL_STEPS_PER_SHARD, sizeof *tier->steps);
     SL_CHECK(tier->placement && tier->steps, OUT_OF_MEMORY, err, "no memory for a plan");
@@ -105,20 +108,36 @@ static enum sluice_status map_shared(struct sl_plan *plan, const struct sl_searc
     const int32_t n = plan->n_shards;
     plan->resident_order = sl_calloc(SL_MEM_PLAN, (size_t)n, sizeof *plan->resident_order);
     plan->resident_offset = sl_calloc(SL_MEM_PLAN, (size_t)n, sizeof *plan->resident_offset);
-    SL_CHECK(plan->resident_order && plan->resident_offset, OUT_OF_MEMORY, err,
-             "no memory for a plan");
+    plan->resident_rank = sl_calloc(SL_MEM_PLAN, (size_t)n, sizeof *plan->resident_rank);
+    SL_CHECK(plan->resident_order && plan->resident_offset && plan->resident_rank, OUT_OF_MEMORY,
+             err, "no memory for a plan");
     plan->n_kv_layers = choice->n_kv_layers;
     plan->kv_layer_bytes = s->kv_layer_bytes;
     plan->arena_bytes = choice->arena_bytes;
     plan->consts_offset = 0;
-    plan->kv_offset = s->consts_bytes;
+    plan->tables_offset = s->consts_bytes;
+    plan->kv_offset = s->consts_bytes + s->tables_bytes;
     plan->resident_base = sl_search_base_bytes(s, choice->n_kv_layers);
     memset(plan->resident_offset, 0xff, (size_t)n * sizeof *plan->resident_offset);
     plan->n_resident_order = sl_search_resident_order(s, choice->n_kv_layers, plan->resident_order);
+    for (int32_t i = 0; i < n; i++) {
+        plan->resident_rank[i] = INT32_MAX;
+    }
     size_t offset = plan->resident_base;
     for (int32_t i = 0; i < plan->n_resident_order; i++) {
         plan->resident_offset[plan->resident_order[i]] = offset;
-        offset += s->image_bytes[plan->resident_order[i]];
+        plan->resident_rank[plan->resident_order[i]] = i;
+        offset += s->resident_bytes[plan->resident_order[i]];
+    }
+    plan->slots_offset = offset;
+    plan->slot_bytes = s->slot_bytes;
+    if (s->n_experts > 0) {
+        plan->layer_tables_bytes = sl_plan_tables_bytes(s->model->hp.n_experts);
+        plan->uses_offset = plan->tables_offset + (size_t)s->n_layers * plan->layer_tables_bytes;
+    }
+    for (int32_t t = 0; t < choice->n_tiers; t++) {
+        plan->n_slots =
+            choice->tiers[t].n_slots > plan->n_slots ? choice->tiers[t].n_slots : plan->n_slots;
     }
     return SLUICE_STATUS_OK;
 }
@@ -157,6 +176,7 @@ enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *m
     plan->depth = s.depth;
     SL_TRY_OUT(sl_search_run(&s, &choice, err));
     plan->smallest_budget_bytes = choice.smallest_budget_bytes;
+    s.head_on_host = choice.head_on_host;
     SL_TRY_OUT(map_shared(plan, &s, &choice, err));
     for (int32_t t = 0; t < choice.n_tiers; t++) {
         SL_TRY_OUT(add_tier(plan, &s, &choice.tiers[t], err));
@@ -213,11 +233,18 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
 {
     size_t resident_end = plan->resident_base;
     for (int32_t i = 0; i < tier->n_resident; i++) {
-        const int32_t shard = plan->resident_order[i];
-        SL_CHECK(tier->placement[shard] == SL_PLACE_RESIDENT, INTERNAL, err,
-                 "plan: shard %d of the resident prefix is not resident", shard);
-        resident_end =
-            plan->resident_offset[shard] + ((model->shards[shard].bytes + 255) & ~(size_t)255);
+        const int32_t index = plan->resident_order[i];
+        const struct sl_shard *const shard = &model->shards[index];
+        const bool base_alone = shard->expert_bytes > 0;
+        SL_CHECK(base_alone || tier->placement[index] == SL_PLACE_RESIDENT, INTERNAL, err,
+                 "plan: shard %d of the resident prefix is not resident", index);
+        const size_t bytes = base_alone ? shard->base_bytes : shard->bytes;
+        resident_end = plan->resident_offset[index] + ((bytes + 255) & ~(size_t)255);
+    }
+    if (tier->n_slots > 0) {
+        SL_CHECK(tier->n_resident == plan->n_resident_order, INTERNAL, err,
+                 "plan: expert slots behind a resident prefix that is not whole");
+        resident_end = plan->slots_offset + (size_t)tier->n_slots * plan->slot_bytes;
     }
     if (tier->uses_device) {
         SL_CHECK(resident_end <= tier->ring_offset, INTERNAL, err,
@@ -232,6 +259,11 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
         const bool host = tier->placement[i] == SL_PLACE_HOST;
         SL_CHECK(host || tier->uses_device, INTERNAL, err,
                  "plan: shard %d is on a device that the tier does not use", i);
+        const bool needs_base =
+            shard->expert_bytes > 0 &&
+            (tier->placement[i] == SL_PLACE_SHARED || tier->placement[i] == SL_PLACE_RESIDENT);
+        SL_CHECK(!needs_base || plan->resident_rank[i] < tier->n_resident, INTERNAL, err,
+                 "plan: the GPU routes for layer %u without its router", shard->layer);
         if (shard->kind == SL_SHARD_ATTENTION) {
             SL_CHECK(!host || (int32_t)shard->layer >= plan->n_kv_layers, INTERNAL, err,
                      "plan: attention of layer %u is on the CPU, its KV in VRAM", shard->layer);

@@ -6,13 +6,16 @@
  *
  * The VRAM map, one arena:
  *
- *   0                                                                       arena_bytes
- *   | consts | KV of layers < n_kv_layers | resident shards -> ... | ring | activations |
+ *   0                                                                             arena_bytes
+ *   | consts | tables | KV of layers < n_kv_layers | resident shards -> ... | ring | activations |
  *
  * The first three parts are the same in all tiers. Resident shards lie in one fixed order
  * (attention in file order, FFNs so that any prefix is spread over the depth, the head), each tier
  * holding a prefix of it, so that switching tiers uploads only what the longer prefix has more.
- * Ring and activations sit at the top and differ between tiers.
+ * Mixtures: what is resident of a feed-forward is its base (router, biases); behind the head come
+ * slots of one expert each, of which a tier has a prefix too. Which experts are in them changes
+ * while running; the tables say so to the kernels. Ring and activations sit at the top and differ
+ * between tiers.
  *
  * KV has one home for all tiers: layers < n_kv_layers keep it in VRAM (their attention then runs
  * on the GPU in every tier), the others in system memory (attention on the CPU, or streamed with
@@ -27,7 +30,8 @@
 #include "plan/profile.h"
 #include "plan/steps.h"
 
-/* Published strategies, as points of the search space, and the search itself. */
+/* Published strategies, as points of the search space, two ways to go about single experts (of
+ * dense models the same as ffn-host), and the search itself. */
 #define SL_STRATEGY_LIST(X)                                                                        \
     X(AUTO, "auto", "search for the fastest plan")                                                 \
     X(HOST, "host", "everything on the CPU")                                                       \
@@ -36,7 +40,11 @@
     X(FFN_HOST, "ffn-host", "attention first in VRAM, then what fits; the rest on the CPU")        \
     X(FFN_STREAMED, "ffn-streamed",                                                                \
       "attention first in VRAM, then what fits; the rest streamed through one slot")               \
-    X(STREAMED, "streamed", "every layer streamed through two slots")
+    X(STREAMED, "streamed", "every layer streamed through two slots")                              \
+    X(EXPERTS_SHARED, "experts-shared",                                                            \
+      "attention first in VRAM, then single experts; the other experts on the CPU meanwhile")      \
+    X(EXPERTS_MAPPED, "experts-mapped",                                                            \
+      "the same, but the GPU reads the other experts in system memory")
 
 enum sl_strategy {
 #define SL_STRATEGY_ENUM(name, text, help) SL_STRATEGY_##name,
@@ -69,6 +77,8 @@ struct sl_tier_plan {
     struct sl_step *steps;
     int32_t n_steps;
     int32_t n_resident; /* prefix of sl_plan.resident_order */
+    int32_t n_slots;    /* expert slots, after the whole of resident_order */
+    int32_t share;      /* of the experts without a slot: see struct sl_op_divide */
     bool uses_device;   /* any shard on the GPU */
     size_t ring_offset; /* in the arena */
     size_t ring_bytes;
@@ -94,6 +104,13 @@ struct sl_plan {
     int32_t *resident_order; /* shard indices; the resident candidates */
     int32_t n_resident_order;
     size_t *resident_offset; /* by shard; SIZE_MAX where it is no candidate */
+    int32_t *resident_rank;  /* by shard: index in resident_order; INT32_MAX where it is none */
+
+    /* Mixtures; all 0 otherwise. */
+    int32_t n_slots; /* of the tier that has most */
+    size_t slot_bytes, slots_offset;
+    size_t tables_offset, layer_tables_bytes; /* see sl_plan_tables_bytes */
+    size_t uses_offset;                       /* counts [n_layers, n_experts] int32 */
 
     int32_t n_kv_layers; /* layers whose KV lives in VRAM: 0 .. this - 1 */
     size_t kv_layer_bytes;
@@ -117,6 +134,13 @@ int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens);
 /* Predicted time to the first token of a prompt, and tokens per second of decode. */
 double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_prompt);
 double sl_plan_tps(const struct sl_plan *plan);
+
+/* The tables of one layer of a mixture: addresses of gate, up and down by expert, then a byte an
+ * expert: 1 where it has a slot. */
+static inline size_t sl_plan_tables_bytes(uint32_t n_experts)
+{
+    return ((size_t)n_experts * (3 * sizeof(void *) + 1) + 255) & ~(size_t)255;
+}
 
 /* Invariants: parts of the map do not overlap and end inside arena and budget, every streamed
  * shard fits the ring, KV homes agree with placements. INTERNAL names the broken one. */

@@ -171,6 +171,8 @@ double sl_profile_op_ns(const struct sl_profile *profile, enum sl_unit unit, con
     }
     case SL_OP_EXPERTS:
         return 2 * fixed + experts_ns(profile, unit, op);
+    case SL_OP_ADD:
+        return fixed + profile->elementwise_mib_ns[unit] * f32 * (double)op->add.n;
     default:
         return fixed;
     }
@@ -226,6 +228,7 @@ static int32_t list_fields(struct sl_profile *p, struct field *fields)
         {"h2d_bytes_per_s", p->h2d_bytes_per_s, SL_N_COPY_SIZES, false},
         {"d2h_bytes_per_s", &p->d2h_bytes_per_s, 1, false},
         {"copy_busy_factor", &p->copy_busy_factor, 1, false},
+        {"mapped_bytes_per_s", &p->mapped_bytes_per_s, 1, false},
         {"hop_ns", &p->hop_ns, 1, false},
         {"issue_ns", &p->issue_ns, 1, false},
         {"dram_bytes_per_s", &p->dram_bytes_per_s, 1, false},
@@ -458,6 +461,7 @@ void sl_profile_typical(struct sl_profile *out, enum sl_device_kind kind, int32_
         memcpy(out->h2d_bytes_per_s, link, sizeof link);
         out->d2h_bytes_per_s = 25e9;
         out->copy_busy_factor = 0.9;
+        out->mapped_bytes_per_s = 22e9;
         out->hop_ns = 25000;
         out->issue_ns = 3000;
         out->vram_bytes_per_s = vram;

@@ -38,9 +38,10 @@ struct sl_profile {
 
     double h2d_bytes_per_s[SL_N_COPY_SIZES]; /* page-locked */
     double d2h_bytes_per_s;
-    double copy_busy_factor; /* speed of a copy while the CPU reads too, of its own: 0 .. 1 */
-    double hop_ns;           /* GPU to host to GPU round trip of a small hidden state */
-    double issue_ns;         /* host time to queue one op */
+    double copy_busy_factor;   /* speed of a copy while the CPU reads too, of its own: 0 .. 1 */
+    double mapped_bytes_per_s; /* kernels reading page-locked system memory in place; 0: cannot */
+    double hop_ns;             /* GPU to host to GPU round trip of a small hidden state */
+    double issue_ns;           /* host time to queue one op */
 
     double dram_bytes_per_s; /* CPU reading alone, and together with copies */
     double dram_busy_bytes_per_s;

@@ -33,38 +33,6 @@ static size_t max_size(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Costs of one shard in one tier, from its own operators. */
-static struct sl_shard_cost shard_cost(const struct sl_search *s, const struct sl_shard *shard,
-                                       int32_t n_tokens)
-{
-    const struct sl_model *const model = s->model;
-    struct sl_shard_bind bind = {.n_tokens = n_tokens,
-                                 .n_kv_max = s->depth + n_tokens,
-                                 .n_outputs = 1,
-                                 .kv = {.types = s->options.kv_types,
-                                        .n_kv_heads = (int32_t)model->hp.n_kv_heads,
-                                        .head_dim = (int32_t)model->hp.head_dim}};
-    struct sl_op ops[SL_SHARD_MAX_OPS];
-    const int n_ops = sl_shard_build(model, shard, &bind, ops);
-    struct sl_shard_cost cost = {0};
-    int32_t depth = s->depth;
-    for (int i = 0; i < n_ops; i++) {
-        cost.cpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU, &ops[i], depth);
-        cost.cpu_busy_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU_BUSY, &ops[i], depth);
-        cost.gpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_GPU, &ops[i], depth);
-        /* Later pieces of a long pass look back on the earlier ones. */
-        depth += ops[i].kind == SL_OP_ATTENTION ? ops[i].n_tokens : 0;
-    }
-    for (uint32_t w = 0; w < shard->n_weights; w++) {
-        if (shard->weights[w].name) {
-            cost.copy_ns += sl_profile_copy_ns(s->profile, shard->weights[w].bytes);
-        }
-    }
-    const bool graphs = n_tokens <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1];
-    cost.issue_ns = (graphs ? 1 : n_ops) * s->profile->issue_ns;
-    return cost;
-}
-
 static void init_tier(struct sl_search *s, int32_t t)
 {
     const struct sl_model *const model = s->model;
@@ -85,7 +53,10 @@ static void init_tier(struct sl_search *s, int32_t t)
             s->cost[t][i] = s->cost[t][twin];
             continue;
         }
-        s->cost[t][i] = shard_cost(s, shard, n);
+        s->cost[t][i] = sl_cost_shard(s, shard, n);
+        if (shard->expert_bytes > 0) {
+            s->mixture[t][shard->class_id] = sl_cost_mixture(s, shard, n);
+        }
         sizes->workspace_bytes = max_size(
             sizes->workspace_bytes, align_up(sl_shard_workspace_bytes(model, shard, n, n_out)));
         sizes->scratch_bytes = max_size(sizes->scratch_bytes,
@@ -103,6 +74,8 @@ static void measure_shards(struct sl_search *s)
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard *const shard = &s->model->shards[i];
         s->image_bytes[i] = align_up(shard->bytes);
+        s->resident_bytes[i] =
+            shard->expert_bytes > 0 ? align_up(shard->base_bytes) : s->image_bytes[i];
         switch (shard->kind) {
         case SL_SHARD_ATTENTION: {
             const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
@@ -114,6 +87,7 @@ static void measure_shards(struct sl_search *s)
         }
         case SL_SHARD_FFN:
             s->max_ffn_bytes = max_size(s->max_ffn_bytes, s->image_bytes[i]);
+            s->slot_bytes = max_size(s->slot_bytes, shard->expert_bytes);
             break;
         case SL_SHARD_HEAD:
             s->head_bytes = s->image_bytes[i];
@@ -154,6 +128,7 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
 #define GRAB(field, count)                                                                         \
     good = good && (s->field = sl_calloc(SL_MEM_PLAN, (count), sizeof *s->field)) != NULL
     GRAB(image_bytes, n);
+    GRAB(resident_bytes, n);
     GRAB(item_bytes, n);
     GRAB(candidate_cost, n);
     GRAB(placement, n);
@@ -164,6 +139,7 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     GRAB(order, n);
     for (int32_t t = 0; t < s->n_tiers; t++) {
         GRAB(cost[t], n);
+        GRAB(mixture[t], model->n_classes);
     }
 #undef GRAB
     if (!good) {
@@ -171,6 +147,11 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
         return sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for the planner");
     }
     measure_shards(s);
+    if (s->slot_bytes > 0) {
+        s->n_experts = s->n_layers * (int32_t)model->hp.n_experts;
+        s->tables_bytes = (size_t)s->n_layers * sl_plan_tables_bytes(model->hp.n_experts) +
+                          align_up((size_t)s->n_experts * sizeof(int32_t));
+    }
     for (int32_t t = 0; t < s->n_tiers; t++) {
         init_tier(s, t);
     }
@@ -182,6 +163,7 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
 void sl_search_finish(struct sl_search *s)
 {
     sl_free(s->image_bytes);
+    sl_free(s->resident_bytes);
     sl_free(s->item_bytes);
     sl_free(s->candidate_cost);
     sl_free(s->placement);
@@ -192,6 +174,7 @@ void sl_search_finish(struct sl_search *s)
     sl_free(s->order);
     for (int32_t t = 0; t < SL_N_TIERS; t++) {
         sl_free(s->cost[t]);
+        sl_free(s->mixture[t]);
     }
     memset(s, 0, sizeof *s);
 }
@@ -226,13 +209,15 @@ int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers,
             order[n++] = 2 * layer + 1; /* its FFN */
         }
     }
-    order[n++] = s->n_shards - 1; /* the head */
+    if (!s->head_on_host) {
+        order[n++] = s->n_shards - 1;
+    }
     return n;
 }
 
 size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers)
 {
-    return s->consts_bytes + (size_t)n_kv_layers * s->kv_layer_bytes;
+    return s->consts_bytes + s->tables_bytes + (size_t)n_kv_layers * s->kv_layer_bytes;
 }
 
 /* FFN number j of m that are not resident: streamed when an even spread of n says so. The first of
@@ -249,8 +234,9 @@ void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t 
     for (int32_t i = 0; i < c->n_resident; i++) {
         placement[s->order[i]] = SL_PLACE_RESIDENT;
     }
-    int32_t n_ffn = 0;
-    for (int32_t i = c->n_resident; i < n_order; i++) {
+    const bool mixture = s->n_experts > 0;
+    int32_t n_ffn = mixture ? s->n_layers : 0;
+    for (int32_t i = c->n_resident; i < n_order && !mixture; i++) {
         n_ffn += s->model->shards[s->order[i]].kind == SL_SHARD_FFN;
     }
     int32_t j = 0;
@@ -259,6 +245,13 @@ void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t 
         s->item_bytes[i] = s->image_bytes[i];
         if (shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer >= c->n_kv_layers) {
             s->item_bytes[i] += s->kv_layer_bytes;
+        }
+        if (mixture && shard->kind == SL_SHARD_FFN) {
+            placement[i] = spread(j++, n_ffn, c->n_ffn_streamed) ? SL_PLACE_STREAMED
+                           : c->share == SL_SHARE_HOST           ? SL_PLACE_HOST
+                           : c->share == SL_DIVIDE_ALL           ? SL_PLACE_RESIDENT
+                                                                 : SL_PLACE_SHARED;
+            continue;
         }
         if (placement[i] == SL_PLACE_RESIDENT) {
             continue;
@@ -284,19 +277,8 @@ static bool score(struct sl_search *s, struct sl_candidate *c)
     if (n_steps < 0) {
         return false;
     }
-    const struct sl_shard_cost *cost = s->cost[c->tier];
-    if (c->attention_streamed && c->n_kv_layers < s->n_layers) {
-        memcpy(s->candidate_cost, cost, (size_t)s->n_shards * sizeof *cost);
-        for (int32_t i = 0; i < s->n_shards; i++) {
-            if (s->item_bytes[i] != s->image_bytes[i]) {
-                s->candidate_cost[i].copy_ns += s->kv_copy_ns;
-                s->candidate_cost[i].download_ns = s->kv_download_ns[c->tier];
-            }
-        }
-        cost = s->candidate_cost;
-    }
-    c->result = sl_steps_simulate(s->steps, n_steps, s->placement, cost, &s->hop[c->tier],
-                                  s->done_ns, s->ready_ns, s->timeline);
+    c->result = sl_steps_simulate(s->steps, n_steps, s->placement, sl_cost_candidate(s, c),
+                                  &s->hop[c->tier], s->done_ns, s->ready_ns, s->timeline);
     return true;
 }
 
@@ -323,11 +305,16 @@ static bool fill_resident(struct sl_search *s, struct sl_candidate *c, int32_t m
         if (i == s->n_shards - 1 && !c->head_on_device) {
             break;
         }
-        if (used + s->image_bytes[i] > s->budget_bytes) {
+        if (used + s->resident_bytes[i] > s->budget_bytes) {
             break;
         }
-        used += s->image_bytes[i];
+        used += s->resident_bytes[i];
         c->n_resident++;
+    }
+    c->n_slots = 0;
+    if (s->n_experts > 0 && c->n_resident == n_order) {
+        const uint64_t fit = (s->budget_bytes - used) / s->slot_bytes;
+        c->n_slots = fit < (uint64_t)s->n_experts ? (int32_t)fit : s->n_experts;
     }
     return true;
 }
@@ -338,6 +325,9 @@ struct bounds {
     bool head[2];                     /* head on the host, on the device */
     bool attention[2];                /* attention with host KV: on the CPU, streamed */
     bool ffn_none, ffn_some, ffn_all; /* streamed share of the FFNs that are not resident */
+    /* Mixtures that are not streamed: all on the CPU; shared by who has what; shared for equal
+     * finish; all on the GPU. */
+    bool ffn_host, ffn_shared, ffn_balanced, ffn_mapped;
     int32_t most_resident;
     bool fewer_resident; /* whole layers, or attention alone, where more would fit */
     bool whole;          /* resident must reach everything (that is on the device) */
@@ -352,6 +342,10 @@ static struct bounds strategy_bounds(enum sl_strategy strategy)
         b = (struct bounds){{true, true, true, true},
                             {true, true},
                             {true, true},
+                            true,
+                            true,
+                            true,
+                            true,
                             true,
                             true,
                             true,
@@ -372,10 +366,16 @@ static struct bounds strategy_bounds(enum sl_strategy strategy)
         b.kv_all_only = true;
         break;
     case SL_STRATEGY_FFN_HOST:
+    case SL_STRATEGY_EXPERTS_SHARED:
+    case SL_STRATEGY_EXPERTS_MAPPED:
         b.ring[0] = true;
         b.head[0] = b.head[1] = true;
         b.attention[0] = true;
         b.ffn_none = true;
+        b.ffn_host = strategy == SL_STRATEGY_FFN_HOST;
+        b.ffn_shared = strategy != SL_STRATEGY_EXPERTS_MAPPED;
+        b.ffn_balanced = strategy == SL_STRATEGY_EXPERTS_SHARED;
+        b.ffn_mapped = strategy == SL_STRATEGY_EXPERTS_MAPPED;
         break;
     case SL_STRATEGY_FFN_STREAMED:
         b.ring[0] = b.ring[1] = true;
@@ -421,8 +421,69 @@ static size_t ring_bytes(const struct sl_search *s, const struct sl_candidate *c
 static int32_t ffn_left(const struct sl_search *s, const struct sl_candidate *c)
 {
     const int32_t attention = c->n_kv_layers;
+    if (s->n_experts > 0) {
+        return c->n_slots < s->n_experts ? s->n_layers : 0;
+    }
     const int32_t resident = c->n_resident > attention ? c->n_resident - attention : 0;
     return resident < s->n_layers ? s->n_layers - resident : 0;
+}
+
+static void keep_better(struct sl_search *s, struct sl_candidate *c, struct sl_candidate *best,
+                        bool *found)
+{
+    if (score(s, c) && (!*found || c->result.pass_ns < best->result.pass_ns)) {
+        *best = *c;
+        *found = true;
+    }
+}
+
+/* The share of missing experts at which a balanced layer's two sides are done at the same time. */
+static double even_share(const struct sl_search *s, const struct sl_candidate *c)
+{
+    const struct sl_profile *const p = s->profile;
+    const struct sl_mixture_cost *const m = &s->mixture[c->tier][s->model->shards[1].class_id];
+    const double hit = (double)c->n_slots / s->n_experts;
+    const double host_ns = m->host_busy_ns * (1 - hit);
+    const double mapped_ns =
+        1e9 * (1 - hit) * m->read_bytes / (p->mapped_bytes_per_s * p->copy_busy_factor);
+    const double share = (host_ns - m->experts_ns * hit) / (host_ns + mapped_ns);
+    return share > 0 ? share : 0;
+}
+
+/* Ways to go through a mixture's layers with their bases in VRAM and without streaming them. */
+static void search_shares(struct sl_search *s, struct sl_candidate c, const struct bounds *b,
+                          bool feasible_only, struct sl_candidate *best, bool *found)
+{
+    const bool all = c.n_slots == s->n_experts;
+    const bool can_map = s->profile->mapped_bytes_per_s > 0;
+    int32_t shares[4];
+    int n = 0;
+    if (all || (can_map && b->ffn_mapped)) {
+        shares[n++] = SL_DIVIDE_ALL;
+    }
+    if (!all && b->ffn_shared) {
+        shares[n++] = 0;
+    }
+    if (!all && b->ffn_balanced && can_map) {
+        /* Of a handful of experts only whole ones can be shared out. */
+        const int32_t eighths = (int32_t)(even_share(s, &c) * 8);
+        for (int32_t k = eighths; k <= eighths + 1; k++) {
+            if (k > 0 && k < 8) {
+                shares[n++] = k * SL_DIVIDE_ALL / 8;
+            }
+        }
+    }
+    c.n_ffn_streamed = 0;
+    c.uses_device = true;
+    for (int i = 0; i < n; i++) {
+        c.share = shares[i];
+        if (feasible_only) {
+            *best = c;
+            *found = true;
+            return;
+        }
+        keep_better(s, &c, best, found);
+    }
 }
 
 /* Try every streamed count for a candidate that is otherwise set; keep the best in *best. */
@@ -430,7 +491,8 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
                        bool feasible_only, struct sl_candidate *best, bool *found)
 {
     const int32_t n_order = sl_search_resident_order(s, c.n_kv_layers, s->order);
-    const bool head_resident = c.n_resident == n_order;
+    const bool mixture = s->n_experts > 0;
+    const bool head_resident = c.n_resident == n_order && !s->head_on_host;
     const int32_t left = ffn_left(s, &c);
     const bool must_stream = c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident) ||
                              (c.attention_streamed && c.n_kv_layers < s->n_layers);
@@ -441,13 +503,22 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
         (left > 0 || c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident))) {
         return;
     }
+    c.share = SL_SHARE_HOST;
+    if (mixture && c.n_resident >= c.n_kv_layers + s->n_layers &&
+        must_stream == (c.ring_bytes > 0)) {
+        search_shares(s, c, b, feasible_only, best, found);
+    }
+    if (mixture && (left == 0 || (feasible_only && *found))) {
+        return;
+    }
     for (int32_t g = 0; g <= FFN_GRID; g++) {
         c.n_ffn_streamed = (int32_t)((int64_t)left * g / FFN_GRID);
         if (g > 0 && c.n_ffn_streamed == (int32_t)((int64_t)left * (g - 1) / FFN_GRID)) {
             continue;
         }
         const bool none = c.n_ffn_streamed == 0, all = c.n_ffn_streamed == left;
-        if (!((none && b->ffn_none) || (all && b->ffn_all) || (!none && !all && b->ffn_some))) {
+        if (!((none && b->ffn_none) || (all && b->ffn_all) || (!none && !all && b->ffn_some)) ||
+            (mixture && !all && !b->ffn_host)) {
             continue;
         }
         const bool streams = must_stream || !none;
@@ -463,10 +534,7 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
             *found = true;
             return;
         }
-        if (score(s, &c) && (!*found || c.result.pass_ns < best->result.pass_ns)) {
-            *best = c;
-            *found = true;
-        }
+        keep_better(s, &c, best, found);
     }
 }
 
@@ -500,9 +568,10 @@ static bool search_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers,
             }
             const int32_t fit = c.n_resident;
             const int32_t cuts[] = {2 * n_kv_layers, n_kv_layers};
-            for (int32_t i = 0; i < 2; i++) {
+            for (int32_t i = s->n_experts > 0; i < 2; i++) {
                 c.n_resident = cuts[i];
-                if (cuts[i] < fit && (i == 0 || cuts[i] != cuts[i - 1])) {
+                c.n_slots = 0;
+                if (cuts[i] < fit && (i == 0 || s->n_experts > 0 || cuts[i] != cuts[i - 1])) {
                     search_ffn(s, c, b, false, best, &found);
                 }
             }
@@ -514,7 +583,7 @@ static bool search_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers,
 /* The candidate with everything on the CPU. */
 static struct sl_candidate host_candidate(struct sl_search *s, int32_t tier)
 {
-    struct sl_candidate c = {.tier = tier};
+    struct sl_candidate c = {.tier = tier, .share = SL_SHARE_HOST};
     score(s, &c);
     return c;
 }
@@ -567,8 +636,9 @@ static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_
         size_t used = sl_search_base_bytes(s, n_kv_layers) + c->top_bytes;
         sl_search_resident_order(s, n_kv_layers, s->order);
         for (int32_t i = 0; i < c->n_resident; i++) {
-            used += s->image_bytes[s->order[i]];
+            used += s->resident_bytes[s->order[i]];
         }
+        used += (size_t)c->n_slots * s->slot_bytes;
         out->arena_bytes = max_size(out->arena_bytes, used);
     }
     return SCORE_GENERATED * out->tiers[0].result.pass_ns + SCORE_PROMPT * best_ns_per_token;
@@ -610,6 +680,7 @@ static int32_t kv_candidates(const struct sl_search *s, const struct bounds *b, 
 static bool feasible(struct sl_search *s, const struct bounds *b, uint64_t budget)
 {
     const uint64_t kept = s->budget_bytes;
+    s->head_on_host = !b->head[1];
     s->budget_bytes = budget;
     int32_t kv[MAX_KV_CANDIDATES + 1];
     const int32_t n = kv_candidates(s, b, kv);
@@ -628,8 +699,9 @@ static uint64_t smallest_budget(struct sl_search *s, const struct bounds *b)
         sl_search_base_bytes(s, s->n_layers) + activation_bytes(s, 0, true) +
         4 * (s->max_ffn_bytes + s->max_attention_bytes + s->head_bytes + s->kv_layer_bytes);
     for (int32_t i = 0; i < s->n_shards; i++) {
-        high += s->image_bytes[i];
+        high += s->resident_bytes[i];
     }
+    high += (uint64_t)s->n_experts * s->slot_bytes;
     uint64_t low_pages = 0, high_pages = high / s->page_bytes + 1;
     while (low_pages + 1 < high_pages) {
         const uint64_t middle = (low_pages + high_pages) / 2;
@@ -653,6 +725,7 @@ static bool try_kv_layers(struct sl_search *s, const struct bounds *b, int32_t n
     }
     *best = value;
     *out = choice;
+    out->head_on_host = s->head_on_host;
     return true;
 }
 
@@ -673,6 +746,7 @@ static void refine_kv_layers(struct sl_search *s, const struct bounds *b, int32_
 /* The best plan of a space, and its score; HUGE_VAL: none fits. */
 static double search_bounds(struct sl_search *s, const struct bounds *b, struct sl_choice *out)
 {
+    s->head_on_host = !b->head[1];
     int32_t kv[MAX_KV_CANDIDATES + 1];
     const int32_t n = kv_candidates(s, b, kv);
     double best = HUGE_VAL;
@@ -721,54 +795,4 @@ enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
     }
     out->smallest_budget_bytes = smallest;
     return SLUICE_STATUS_OK;
-}
-
-/* Bytes that a pass must read of a shard: of a mixture the experts that are used. */
-static double read_bytes(const struct sl_search *s, int32_t tier, int32_t shard)
-{
-    const struct sl_hparams *const hp = &s->model->hp;
-    const struct sl_weight *const weights = s->model->shards[shard].weights;
-    const double all = (double)s->image_bytes[shard];
-    if (hp->n_experts == 0 || s->model->shards[shard].kind != SL_SHARD_FFN) {
-        return all;
-    }
-    const double experts =
-        (double)(weights[SL_W_GATE].bytes + weights[SL_W_UP].bytes + weights[SL_W_DOWN].bytes);
-    const double read =
-        sl_profile_experts_read(hp->n_experts, hp->n_experts_used, sl_tier_tokens[tier]);
-    return all - experts * (1 - read / hp->n_experts);
-}
-
-double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *c,
-                          const uint8_t *placement)
-{
-    const struct sl_profile *const p = s->profile;
-    const bool device = p->kind != SL_DEVICE_NONE && c->uses_device;
-    const double link = p->h2d_bytes_per_s[SL_N_COPY_SIZES - 1];
-    double outside = 0, inside = 0, compute_ns = 0;
-    /* The most GPU and link time that a nanosecond of the CPU can save. */
-    double saves_gpu = 0, saves_link = 0;
-    for (int32_t i = 0; i < s->n_shards; i++) {
-        const struct sl_shard_cost *const cost = &s->cost[c->tier][i];
-        const double bytes = read_bytes(s, c->tier, i);
-        compute_ns += cost->gpu_ns;
-        if (placement[i] == SL_PLACE_RESIDENT) {
-            inside += bytes;
-            continue;
-        }
-        outside += bytes;
-        if (device && cost->cpu_ns > 0) {
-            saves_gpu = fmax(saves_gpu, cost->gpu_ns / cost->cpu_ns);
-            saves_link = fmax(saves_link, link > 0 ? 1e9 * bytes / link / cost->cpu_ns : 0);
-        }
-    }
-    if (sl_tier_tokens[c->tier] <= 16 || !device) {
-        const double dram =
-            device ? fmax(p->dram_bytes_per_s, p->dram_busy_bytes_per_s) : p->dram_bytes_per_s;
-        const double by_dram = dram > 0 ? 1e9 * outside / dram : 0;
-        const double by_vram = p->vram_bytes_per_s > 0 ? 1e9 * inside / p->vram_bytes_per_s : 0;
-        return fmax(by_dram, by_vram);
-    }
-    return fmax(compute_ns / (1 + saves_gpu),
-                link > 0 ? 1e9 * outside / link / (1 + saves_link) : 0);
 }

@@ -14,11 +14,26 @@ struct sl_tier_sizes {
     size_t hidden_bytes, io_bytes, workspace_bytes, scratch_bytes, logits_bytes;
 };
 
+/* No sharing: the CPU has the whole feed-forward. */
+#define SL_SHARE_HOST (-1)
+
+/* Costs of a class of mixture layers in one tier, taken apart. Of all experts that a full pass
+ * uses. */
+struct sl_mixture_cost {
+    double route_ns;              /* GPU: norm, router, division */
+    double fixed_ns, experts_ns;  /* GPU */
+    double host_fixed_ns;         /* CPU */
+    double host_ns, host_busy_ns; /* CPU alone, beside copies */
+    double read_bytes, base_copy_ns;
+};
+
 struct sl_candidate {
     int32_t tier;
     int32_t n_kv_layers;     /* layers with KV in VRAM */
     int32_t n_resident;      /* prefix of the resident order */
     int32_t n_ffn_streamed;  /* of the FFNs that are not resident, spread evenly */
+    int32_t n_slots;         /* mixtures: experts in VRAM */
+    int32_t share;           /* mixtures: FFNs that are not streamed; SL_SHARE_HOST: on the CPU */
     bool attention_streamed; /* layers with KV on the host: streamed, else on the CPU */
     bool head_on_device;     /* resident when the prefix reaches it, else streamed */
     bool uses_device;
@@ -29,6 +44,7 @@ struct sl_candidate {
 
 /* What the search settled on. */
 struct sl_choice {
+    bool head_on_host; /* in all tiers: no place in the resident order */
     int32_t n_kv_layers;
     int32_t n_tiers;
     struct sl_candidate tiers[SL_N_TIERS];
@@ -45,14 +61,20 @@ struct sl_search {
     int32_t n_tiers; /* tiers up to the largest micro-batch asked for */
     size_t page_bytes;
     uint64_t budget_bytes; /* usable: whole pages of the device allocator */
+    bool head_on_host;     /* in the space that is searched */
     size_t consts_bytes, kv_layer_bytes;
     size_t max_ffn_bytes, max_attention_bytes, head_bytes; /* packed images */
+    /* Mixtures, else 0: experts of all layers, bytes of a slot, and of the tables of all layers. */
+    int32_t n_experts;
+    size_t slot_bytes, tables_bytes;
     struct sl_tier_sizes sizes[SL_N_TIERS];
     struct sl_hop_cost hop[SL_N_TIERS];
-    /* By shard. item_bytes follows the candidate's KV homes (sl_search_place). */
-    size_t *image_bytes, *item_bytes;
+    /* By shard: packed, as part of the resident prefix (of a mixture its base alone), in the ring.
+     * item_bytes follows the candidate's KV homes (sl_search_place). */
+    size_t *image_bytes, *resident_bytes, *item_bytes;
     struct sl_shard_cost *cost[SL_N_TIERS]; /* weights only; KV added per candidate */
     double kv_copy_ns, kv_download_ns[SL_N_TIERS];
+    struct sl_mixture_cost *mixture[SL_N_TIERS]; /* by class; NULL where dense */
     /* Scratch of the scoring loop. */
     struct sl_shard_cost *candidate_cost;
     uint8_t *placement;
@@ -76,6 +98,14 @@ enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
 int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers, int32_t *order);
 size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers);
 void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t *placement);
+
+/* Costs (cost.c). The candidate's are those of its tier with what depends on its counts; they live
+ * until the next call. */
+struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_shard *shard,
+                                   int32_t n_tokens);
+struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct sl_shard *shard,
+                                       int32_t n_tokens);
+const struct sl_shard_cost *sl_cost_candidate(struct sl_search *s, const struct sl_candidate *c);
 
 /* What each engine does in a pass by this candidate; items for its steps must be there. */
 void sl_search_timeline(struct sl_search *s, const struct sl_candidate *c,

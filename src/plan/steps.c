@@ -120,6 +120,13 @@ int32_t sl_steps_compile(const uint8_t *placement, const size_t *item_bytes, int
                 emit(&c, SL_STEP_HIDDEN_UP, i);
                 on_device = true;
             }
+            if (placement[i] == SL_PLACE_SHARED) {
+                emit(&c, SL_STEP_ROUTE, i);
+                emit(&c, SL_STEP_OWN, i);
+                emit(&c, SL_STEP_OTHERS, i);
+                emit(&c, SL_STEP_JOIN, i);
+                continue;
+            }
             assert(placement[i] != SL_PLACE_STREAMED || c.next_copy > i);
             emit(&c, SL_STEP_GPU, i);
         }
@@ -128,18 +135,19 @@ int32_t sl_steps_compile(const uint8_t *placement, const size_t *item_bytes, int
     return c.n_steps;
 }
 
-/* Time the CPU needs from `start` on when the copy engine stays busy until `copy_end`. */
-static double contended_ns(const struct sl_shard_cost *cost, double start, double copy_end)
+/* Time the CPU needs from `start` on when the bus stays busy until `busy_end`, given the time that
+ * it needs alone and beside others. */
+static double contended_ns(double alone_ns, double busy_ns, double start, double busy_end)
 {
-    const double overlap = copy_end - start;
-    if (overlap <= 0 || cost->cpu_busy_ns <= cost->cpu_ns) {
-        return cost->cpu_ns;
+    const double overlap = busy_end - start;
+    if (overlap <= 0 || busy_ns <= alone_ns) {
+        return alone_ns;
     }
-    if (overlap >= cost->cpu_busy_ns) {
-        return cost->cpu_busy_ns;
+    if (overlap >= busy_ns) {
+        return busy_ns;
     }
-    const double done = overlap / cost->cpu_busy_ns; /* part of the work done under contention */
-    return overlap + (1 - done) * cost->cpu_ns;
+    const double done = overlap / busy_ns; /* part of the work done under contention */
+    return overlap + (1 - done) * alone_ns;
 }
 
 static double later(double a, double b)
@@ -185,6 +193,7 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
 {
     struct sl_sim_result r = {0};
     double host = 0, copy = 0, gpu = 0, download = 0;
+    double chosen = 0, mapped = 0; /* the choice is down; the GPU reads system memory until */
     if (timeline) {
         timeline->n = 0;
     }
@@ -222,11 +231,33 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
             gpu = later(gpu, host) + hop->up_ns;
             break;
         case SL_STEP_CPU: {
-            const double t = contended_ns(c, host, copy);
+            const double t = contended_ns(c->cpu_ns, c->cpu_busy_ns, host, copy);
             host += t;
             r.cpu_busy_ns += t;
             break;
         }
+        case SL_STEP_ROUTE:
+            host += c->issue_ns;
+            gpu = later(gpu, host) + c->route_ns;
+            r.gpu_busy_ns += c->route_ns;
+            chosen = gpu + hop->down_ns;
+            break;
+        case SL_STEP_OWN:
+            mapped = gpu + c->mapped_ns;
+            gpu += c->own_ns;
+            r.gpu_busy_ns += c->own_ns;
+            break;
+        case SL_STEP_OTHERS: {
+            host = later(host, chosen);
+            const double t =
+                contended_ns(c->others_ns, c->others_busy_ns, host, later(copy, mapped));
+            host += t;
+            r.cpu_busy_ns += t;
+            break;
+        }
+        case SL_STEP_JOIN:
+            gpu = later(gpu, host) + hop->up_ns;
+            break;
         }
         if (timeline) {
             const struct clocks after = {host, copy, gpu, download};

@@ -14,7 +14,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum sl_placement { SL_PLACE_HOST, SL_PLACE_STREAMED, SL_PLACE_RESIDENT };
+/* SHARED, of mixtures: the device routes and computes the experts that it has and some more, which
+ * it reads in system memory; the CPU computes the others at the same time. A mixture is RESIDENT
+ * when the device computes all experts, from its own memory or the system's. */
+enum sl_placement {
+    SL_PLACE_HOST,
+    SL_PLACE_STREAMED,
+    SL_PLACE_RESIDENT,
+    SL_PLACE_SHARED,
+    SL_N_PLACEMENTS
+};
 
 enum sl_step_kind {
     SL_STEP_COPY,        /* copy stream: wait for `after`, bring the shard into the ring */
@@ -22,6 +31,11 @@ enum sl_step_kind {
     SL_STEP_CPU,         /* run the shard on the pool */
     SL_STEP_HIDDEN_DOWN, /* hidden state to the host, for `shard`; the driver waits */
     SL_STEP_HIDDEN_UP,   /* hidden state to the device, for `shard` */
+    /* A shared mixture, in this order. */
+    SL_STEP_ROUTE,  /* compute stream: choose experts and send the choice down */
+    SL_STEP_OWN,    /* compute stream: the device's experts */
+    SL_STEP_OTHERS, /* wait for the choice; the others on the pool */
+    SL_STEP_JOIN,   /* compute stream: add what the pool has computed */
 };
 
 struct sl_step {
@@ -31,7 +45,7 @@ struct sl_step {
     size_t ring_offset; /* COPY and GPU of a streamed shard */
 };
 
-#define SL_STEPS_PER_SHARD 4
+#define SL_STEPS_PER_SHARD 5
 
 /* Compile placements of n_shards in execution order. item_bytes[i] is what shard i needs in the
  * ring when streamed. `steps` holds SL_STEPS_PER_SHARD * n_shards; `scratch` 2 * n_shards sizes.
@@ -47,6 +61,12 @@ struct sl_shard_cost {
     double copy_ns;     /* into the ring (weights, and KV that lives on the host) */
     double download_ns; /* new KV back to the host, streamed attention only */
     double issue_ns;    /* host time to queue it on the GPU */
+    /* Shared mixture: */
+    double route_ns;       /* GPU, until the choice can go down */
+    double own_ns;         /* GPU: experts that it has, and those read in system memory */
+    double mapped_ns;      /* of own_ns: while it reads system memory */
+    double others_ns;      /* CPU, alone */
+    double others_busy_ns; /* CPU, while the GPU reads system memory too */
 };
 
 struct sl_hop_cost {

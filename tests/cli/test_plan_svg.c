@@ -42,13 +42,13 @@ static void copy_model(void)
 /* Boxes beside those of shards and intervals: background, legend, lanes, and the arena's parts. */
 static int n_other_boxes(const struct sl_plan *plan)
 {
-    int n = 1 + 3 + 3;
+    int n = 1 + SL_N_PLACEMENTS + 3;
     for (int32_t t = 0; t < plan->n_tiers; t++) {
         const struct sl_tier_plan *const tier = &plan->tiers[t];
         n += SL_N_ENGINES;
         if (tier->uses_device) {
             n += 1 + (plan->kv_offset > plan->consts_offset) +
-                 (plan->resident_base > plan->kv_offset) + tier->n_resident +
+                 (plan->resident_base > plan->kv_offset) + tier->n_resident + (tier->n_slots > 0) +
                  (tier->ring_bytes > 0) + (tier->end_offset > tier->hidden_offset);
         }
     }

@@ -8,6 +8,7 @@
 // allow. Memory that no one has written holds NaN: the cache beyond the last position, scratch,
 // outputs. Behind outputs and scratch lie guard bytes.
 #define SL_CUDA_EMULATE
+#include "device/cuda/add.cu"
 #include "device/cuda/norm.cu"
 #include "device/cuda/rope.cu"
 #include "device/cuda/heads.cu"

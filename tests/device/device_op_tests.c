@@ -192,6 +192,27 @@ static void test_norm(void **state)
     check_norm(3, 1, 512, true, true, false, 1e-5f);
 }
 
+static void check_add(int n_tokens, int n)
+{
+    struct op_case c;
+    case_init(&c, (uint64_t)(n_tokens + n), "add %d x %d", n_tokens, n);
+    struct sl_op *op = case_op(&c, SL_OP_ADD, n_tokens);
+    const size_t n_items = (size_t)n_tokens * (size_t)n;
+    op->add = (struct sl_op_add){
+        .x = case_floats(&c, n_items, 1.0f), .y = case_floats(&c, n_items, 1.0f), .n = n};
+    case_output(&c, CASE_FLOATS, op->add.y, n_items * sizeof(float), SL_TYPE_F32, 0.0);
+    case_check(&c, dev, false, "add");
+    case_finish(&c);
+}
+
+static void test_add(void **state)
+{
+    (void)state;
+    check_add(1, 2048);
+    check_add(3, 37);
+    check_add(65, 576);
+}
+
 static void check_rope(int n_tokens, int n_heads, int head_dim, int n_rot, bool neox,
                        int32_t first_pos, float magnitude)
 {
@@ -679,6 +700,7 @@ int device_tests_run_ops(const char *prefix, struct sl_device *device)
 {
     dev = device;
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_add),
         cmocka_unit_test(test_linear),       cmocka_unit_test(test_linear_parts),
         cmocka_unit_test(test_linear_gated), cmocka_unit_test(test_norm),
         cmocka_unit_test(test_rope),         cmocka_unit_test(test_kv_store),

@@ -189,6 +189,16 @@ static void move_op(struct sl_op *op, const char *from, char *to)
         move_experts_matrix(&op->experts.up, from, to);
         move_experts_matrix(&op->experts.down, from, to);
         break;
+    case SL_OP_DIVIDE:
+        MOVE(op->divide.ids);
+        MOVE(op->divide.at_hand);
+        MOVE(op->divide.mine);
+        MOVE(op->divide.uses);
+        break;
+    case SL_OP_ADD:
+        MOVE(op->add.x);
+        MOVE(op->add.y);
+        break;
     case SL_OP_N_KINDS:
         fail_msg("op of no kind");
     }

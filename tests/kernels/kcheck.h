@@ -67,7 +67,7 @@ struct kc_instance {
 };
 
 /* The op kinds that cases are made of: the first of enum sl_op_kind. */
-#define KC_N_KINDS (SL_OP_EXPERTS + 1)
+#define KC_N_KINDS (SL_OP_ADD + 1)
 
 /* Random numbers: the same on every machine. */
 struct kc_rng {
@@ -136,6 +136,8 @@ struct kc_product kc_gated(enum sl_activation activation, struct kc_product gate
 void kc_router_make(struct kc_case *c, struct kc_rng *rng);
 void kc_experts_make(struct kc_case *c, struct kc_rng *rng, int index);
 bool kc_experts_bench(struct kc_case *c, int index);
+void kc_divide_make(struct kc_case *c, struct kc_rng *rng);
+void kc_divide_place(struct kc_layout *l, struct sl_op *op);
 int kc_experts_describe(const struct kc_case *c, char *out, size_t out_bytes);
 void kc_router_place(struct kc_layout *l, struct sl_op *op);
 void kc_experts_place(struct kc_layout *l, struct sl_op *op);

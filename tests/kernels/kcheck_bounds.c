@@ -54,6 +54,14 @@ static void norm_bounds(const struct kc_instance *in, char *bounds)
 
 /* The angle is exact to 2^-23 radian after reduction to one turn, sine and cosine to two units,
  * and three roundings follow: twelve units of |a| + |b|. */
+static void add_bounds(const struct kc_instance *in, char *bounds)
+{
+    const struct sl_op_add *o = &in->op.add;
+    for (int64_t i = 0; i < in->op.n_tokens * o->n; i++) {
+        kc_set_bound(in, bounds, &o->y[i], ULP * (fabs((double)o->x[i]) + fabs((double)o->y[i])));
+    }
+}
+
 static void rope_bounds(const struct kc_instance *in, char *bounds)
 {
     const struct sl_op_rope *o = &in->op.rope;
@@ -290,9 +298,13 @@ void kc_bounds(const struct kc_instance *in, const struct kc_precision *precisio
             }
         }
         break;
+    case SL_OP_ADD:
+        add_bounds(in, bounds);
+        break;
     case SL_OP_EXPERTS:
         kc_experts_bounds(in, precision, bounds);
         break;
+    case SL_OP_DIVIDE:   /* integers */
     case SL_OP_ROUTER:   /* see kc_router_compare */
     case SL_OP_KV_STORE: /* packed bytes are compared as such */
     default:

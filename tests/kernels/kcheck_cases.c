@@ -70,6 +70,12 @@ static void make_rope(struct kc_case *c, struct kc_rng *rng)
     o->neox = coin(rng);
 }
 
+static void make_add(struct kc_case *c, struct kc_rng *rng)
+{
+    c->op.n_tokens = PICK(rng, 1, 1, 2, 5, 17, 40);
+    c->op.add.n = PICK(rng, 1, 7, 64, 576, 2048, 4097);
+}
+
 static void make_kv(struct kc_case *c, struct sl_kv_view *kv, struct kc_rng *rng)
 {
     kv->types.k = (enum sl_type)PICK(rng, SL_TYPE_F16, SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0);
@@ -214,6 +220,12 @@ void kc_case_make(struct kc_case *c, enum sl_op_kind kind, int index, uint64_t s
         break;
     case SL_OP_EXPERTS:
         kc_experts_make(c, &rng, index);
+        break;
+    case SL_OP_DIVIDE:
+        kc_divide_make(c, &rng);
+        break;
+    case SL_OP_ADD:
+        make_add(c, &rng);
         break;
     default:
         break;
@@ -362,6 +374,13 @@ void kc_case_describe(const struct kc_case *c, char *out, size_t bytes)
     case SL_OP_ROUTER:
     case SL_OP_EXPERTS:
         n += kc_experts_describe(c, rest, left);
+        break;
+    case SL_OP_DIVIDE:
+        n += snprintf(rest, left, " %d of %d share %d", op->divide.n_used, op->divide.n_experts,
+                      op->divide.share);
+        break;
+    case SL_OP_ADD:
+        n += snprintf(rest, left, " %lld", (long long)op->add.n);
         break;
     default:
         break;

@@ -47,6 +47,42 @@ void kc_router_make(struct kc_case *c, struct kc_rng *rng)
     o->scale = coin(rng) ? 1.0f : 2.5f;
 }
 
+void kc_divide_make(struct kc_case *c, struct kc_rng *rng)
+{
+    struct sl_op_divide *o = &c->op.divide;
+    c->op.n_tokens = PICK(rng, 1, 1, 2, 7, 16, 70);
+    o->n_experts = PICK(rng, 1, 4, 32, 60, 128, 1024);
+    o->n_used = 1 + kc_rng_below(rng, o->n_experts < 8 ? o->n_experts : 8);
+    o->share = PICK(rng, 0, 64, 100, 128, 200, SL_DIVIDE_ALL);
+    o->uses = coin(rng) ? KC_PRESENT : NULL;
+}
+
+void kc_divide_place(struct kc_layout *l, struct sl_op *op)
+{
+    struct sl_op_divide *o = &op->divide;
+    const size_t n_pairs = (size_t)op->n_tokens * (size_t)o->n_used;
+    int32_t *ids = kc_place(l, KC_INPUT, n_pairs * sizeof *ids);
+    uint8_t *at_hand = kc_place(l, KC_INPUT, (size_t)o->n_experts);
+    o->mine = kc_place(l, KC_OUTPUT, n_pairs * sizeof *o->mine);
+    if (o->uses != NULL) {
+        o->uses = kc_place(l, KC_OUTPUT, (size_t)o->n_experts * sizeof *o->uses);
+        for (int e = 0; o->uses != NULL && e < o->n_experts; e++) {
+            o->uses[e] = e % 7;
+        }
+    }
+    for (size_t i = 0; ids != NULL && i < n_pairs; i++) {
+        /* Distinct within a token. */
+        const size_t j = i % (size_t)o->n_used;
+        const int per_rank = o->n_experts / o->n_used;
+        ids[i] = (int32_t)j * per_rank + kc_rng_below(&l->rng, per_rank);
+    }
+    for (int e = 0; at_hand != NULL && e < o->n_experts; e++) {
+        at_hand[e] = kc_rng_below(&l->rng, 3) == 0;
+    }
+    o->ids = ids;
+    o->at_hand = at_hand;
+}
+
 /* Shapes that take every way: all of a group's kinds at once, groups that are cut, chunks. */
 static const struct {
     int n_tokens, n_used, n_experts, n_embd, n_ff;

@@ -330,6 +330,13 @@ static void lay_out(struct kc_layout *l, struct sl_op *op)
     case SL_OP_EXPERTS:
         kc_experts_place(l, op);
         break;
+    case SL_OP_DIVIDE:
+        kc_divide_place(l, op);
+        break;
+    case SL_OP_ADD:
+        op->add.x = kc_floats(l, KC_INPUT, op->n_tokens * op->add.n, op->add.n);
+        op->add.y = kc_floats(l, KC_OUTPUT, op->n_tokens * op->add.n, op->add.n);
+        break;
     default:
         break;
     }
@@ -453,6 +460,16 @@ struct sl_op kc_op_moved(const struct sl_op *op, const char *from, char *to)
         move_experts_matrix(&m.experts.gate, from, to);
         move_experts_matrix(&m.experts.up, from, to);
         move_experts_matrix(&m.experts.down, from, to);
+        break;
+    case SL_OP_DIVIDE:
+        MOVE(m.divide.ids);
+        MOVE(m.divide.at_hand);
+        MOVE(m.divide.mine);
+        MOVE(m.divide.uses);
+        break;
+    case SL_OP_ADD:
+        MOVE(m.add.x);
+        MOVE(m.add.y);
         break;
     default:
         break;

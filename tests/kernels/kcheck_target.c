@@ -239,6 +239,8 @@ void kc_case_work(const struct kc_instance *in, double *bytes, double *flops)
         *flops = 2.0 * n_tokens * (double)w->n_rows * (double)w->n_cols;
     } else if (op->kind == SL_OP_EXPERTS) {
         experts_work(&op->experts, op->n_tokens, bytes, flops);
+    } else if (op->kind == SL_OP_ADD) {
+        *bytes = 12.0 * n_tokens * (double)op->add.n;
     } else if (op->kind == SL_OP_NORM) {
         *bytes = 8.0 * n_tokens * op->norm.rows_per_token * op->norm.n;
     } else if (op->kind == SL_OP_ROPE) {

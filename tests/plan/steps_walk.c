@@ -37,13 +37,23 @@ static void walk_compute(const struct program *p, struct walk *w, const struct s
     const int32_t i = step->shard;
     CHECK(p, i == w->n_computed);
     const bool gpu = step->kind == SL_STEP_GPU;
-    CHECK(p, gpu == (p->placement[i] != SL_PLACE_HOST));
-    CHECK(p, gpu == w->on_device);
+    CHECK(p, gpu == (p->placement[i] != SL_PLACE_HOST) && p->placement[i] != SL_PLACE_SHARED);
+    CHECK(p, gpu == w->on_device && w->n_of_shared == 0);
     if (p->placement[i] == SL_PLACE_STREAMED) {
         CHECK(p, w->copied[i]);
         CHECK(p, step->ring_offset == w->ring_at[i]);
     }
     w->n_computed++;
+}
+
+/* Route, own, others, join, one after the other; the hidden state stays on the device. */
+static void walk_shared(const struct program *p, struct walk *w, const struct sl_step *step)
+{
+    const int32_t i = step->shard;
+    CHECK(p, i == w->n_computed && p->placement[i] == SL_PLACE_SHARED && w->on_device);
+    CHECK(p, (int)step->kind == (int)SL_STEP_ROUTE + w->n_of_shared);
+    w->n_of_shared = step->kind == SL_STEP_JOIN ? 0 : w->n_of_shared + 1;
+    w->n_computed += step->kind == SL_STEP_JOIN;
 }
 
 void walk_program(const struct program *p, struct walk *w)
@@ -68,6 +78,12 @@ void walk_program(const struct program *p, struct walk *w)
             CHECK(p, step->shard == w->n_computed);
             w->on_device = !w->on_device;
             CHECK(p, w->on_device == (p->placement[step->shard] != SL_PLACE_HOST));
+            break;
+        case SL_STEP_ROUTE:
+        case SL_STEP_OWN:
+        case SL_STEP_OTHERS:
+        case SL_STEP_JOIN:
+            walk_shared(p, w, step);
             break;
         }
     }

@@ -25,6 +25,7 @@ struct program {
 struct walk {
     int32_t n_computed;  /* shards 0 .. n_computed - 1, in order */
     bool on_device;      /* where the hidden state is */
+    int32_t n_of_shared; /* steps of a shared shard so far */
     int32_t last_copied; /* shard; -1: none */
     int32_t waited;      /* the copy stream has waited for GPU steps up to this shard */
     size_t ring_at[MAX_SHARDS];

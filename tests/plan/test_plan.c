@@ -456,7 +456,7 @@ static void test_shapes(void **state)
             assert_ok(sl_plan_create(&plan, model, &profile, &o, &err), err);
             check_plan(plan, model);
             const struct sl_tier_plan *const tier = &plan->tiers[0];
-            int n[3] = {0}, n_ffn[3] = {0};
+            int n[4] = {0}, n_ffn[4] = {0};
             for (int32_t i = 0; i < plan->n_shards; i++) {
                 n[tier->placement[i]]++;
                 n_ffn[tier->placement[i]] += model->shards[i].kind == SL_SHARD_FFN;
@@ -480,6 +480,11 @@ static void test_shapes(void **state)
                 break;
             case SL_STRATEGY_FFN_STREAMED:
                 assert_int_equal(n[SL_PLACE_HOST], 0);
+                break;
+            case SL_STRATEGY_EXPERTS_SHARED:
+            case SL_STRATEGY_EXPERTS_MAPPED:
+                assert_int_equal(n_ffn[SL_PLACE_STREAMED], 0);
+                assert_true(model->hp.n_experts == 0 || n_ffn[SL_PLACE_HOST] == 0);
                 break;
             case SL_STRATEGY_STREAMED:
             default:

@@ -37,7 +37,7 @@ static void make_program(struct program *p, int number)
     const uint32_t largest = 1 + rng_below(60);
     size_t most = 0, all = 0;
     for (int32_t i = 0; i < p->n_shards; i++) {
-        p->placement[i] = (uint8_t)rng_below(3);
+        p->placement[i] = (uint8_t)rng_below(4);
         if (p->placement[i] == left_out) {
             p->placement[i] = SL_PLACE_STREAMED;
         }
@@ -157,7 +157,8 @@ struct clockwork {
     const struct program *p;
     const struct sl_shard_cost *cost;
     const struct sl_hop_cost *hop;
-    struct queue copy, gpu, download;
+    struct queue copy, gpu, download, choice;
+    bool routed[MAX_SHARDS], chosen[MAX_SHARDS];
     bool ready[MAX_SHARDS], computed[MAX_SHARDS], done[MAX_SHARDS];
     int32_t pc;
     bool host_busy;
@@ -194,6 +195,11 @@ static bool host_advance(struct clockwork *c)
         const struct sl_step *const step = &c->p->steps[c->pc++];
         if (step->kind == SL_STEP_GPU) {
             queue_gpu(c, step->shard);
+        } else if (step->kind == SL_STEP_ROUTE) {
+            const int32_t i = step->shard;
+            queue_add(&c->gpu, (struct item){c->cost[i].route_ns, NULL, {&c->routed[i], NULL}});
+            queue_add(&c->choice,
+                      (struct item){c->hop->down_ns, &c->routed[i], {&c->chosen[i], NULL}});
         }
         return true;
     }
@@ -220,8 +226,24 @@ static bool host_advance(struct clockwork *c)
         length = c->hop->down_ns;
         break;
     case SL_STEP_GPU:
+    case SL_STEP_ROUTE:
         length = c->cost[step->shard].issue_ns;
         break;
+    case SL_STEP_OWN:
+        queue_add(&c->gpu, (struct item){c->cost[step->shard].own_ns, NULL, {NULL, NULL}});
+        c->pc++;
+        return true;
+    case SL_STEP_OTHERS:
+        if (!c->chosen[step->shard]) {
+            return false;
+        }
+        length = c->cost[step->shard].others_ns;
+        c->host_total += length;
+        break;
+    case SL_STEP_JOIN:
+        queue_add(&c->gpu, (struct item){c->hop->up_ns, NULL, {NULL, NULL}});
+        c->pc++;
+        return true;
     case SL_STEP_CPU:
         length = c->cost[step->shard].cpu_ns;
         c->host_total += length;
@@ -260,8 +282,8 @@ static bool queue_advance(struct queue *q, double now, double *total)
 static double next_event(const struct clockwork *c)
 {
     double next = c->host_busy ? c->host_until : HUGE_VAL;
-    const struct queue *const queues[] = {&c->copy, &c->gpu, &c->download};
-    for (int k = 0; k < 3; k++) {
+    const struct queue *const queues[] = {&c->copy, &c->gpu, &c->download, &c->choice};
+    for (int k = 0; k < 4; k++) {
         if (queues[k]->busy && queues[k]->until < next) {
             next = queues[k]->until;
         }
@@ -275,7 +297,8 @@ static double run_clockwork(struct clockwork *c)
     for (;;) {
         while (host_advance(c) || queue_advance(&c->copy, c->now, &c->copy.total) ||
                queue_advance(&c->gpu, c->now, &c->gpu.total) ||
-               queue_advance(&c->download, c->now, &ignored)) {
+               queue_advance(&c->download, c->now, &ignored) ||
+               queue_advance(&c->choice, c->now, &ignored)) {
         }
         const double next = next_event(c);
         if (next == HUGE_VAL) {
@@ -339,8 +362,12 @@ static void test_simulator(void **state)
                                              .gpu_ns = rng_below(20),
                                              .copy_ns = rng_below(40),
                                              .download_ns = downloads ? rng_below(25) : 0,
-                                             .issue_ns = rng_below(6)};
+                                             .issue_ns = rng_below(6),
+                                             .route_ns = rng_below(10),
+                                             .own_ns = rng_below(20),
+                                             .others_ns = rng_below(30)};
             cost[i].cpu_busy_ns = cost[i].cpu_ns;
+            cost[i].others_busy_ns = cost[i].others_ns;
             if (p.placement[i] != SL_PLACE_STREAMED) {
                 cost[i].copy_ns = 0;
             }
@@ -349,7 +376,8 @@ static void test_simulator(void **state)
         const struct sl_hop_cost hop = {.down_ns = rng_below(9), .up_ns = rng_below(9)};
         double up_ns = 0;
         for (int32_t k = 0; k < p.n_steps; k++) {
-            up_ns += p.steps[k].kind == SL_STEP_HIDDEN_UP ? hop.up_ns : 0;
+            const enum sl_step_kind kind = p.steps[k].kind;
+            up_ns += kind == SL_STEP_HIDDEN_UP || kind == SL_STEP_JOIN ? hop.up_ns : 0;
         }
         memset(&c, 0, sizeof c);
         c.p = &p;

@@ -129,7 +129,7 @@ static void check_logits(const char *shape)
     struct sl_model *model;
     struct forward f;
     assert_ok(sl_model_open(&model, PATH, 64, &err), err);
-    forward_init(&f, model, 64, SL_TYPE_F16);
+    forward_init(&f, model, 64, (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16});
     int32_t tokens[12];
     for (int i = 0; i < 12; i++) {
         tokens[i] = 40 + 7 * i;
@@ -226,7 +226,7 @@ static void use_experts(const char *type, float skew, struct expert_use *use)
         tokens[i] = (40 + 7 * i) % (int32_t)o.shape.n_vocab;
     }
     assert_ok(sl_model_open(&model, PATH, 0, &err), err);
-    forward_init(&f, model, USE_TOKENS, SL_TYPE_F16);
+    forward_init(&f, model, USE_TOKENS, (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16});
     f.watch = count_choice;
     f.watch_user = use;
     memset(use, 0, sizeof(*use));

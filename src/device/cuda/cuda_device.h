@@ -43,6 +43,7 @@ struct sl_cuda_ring {
 struct sl_stream {
     cudaStream_t handle;
     cudaEvent_t idle; /* recorded to wait for the stream */
+    bool recording;   /* a graph */
 };
 
 struct sl_event {
@@ -61,6 +62,7 @@ struct sl_cuda_device {
     char name[96];
     uint64_t total_bytes;
     uint64_t context_bytes;
+    bool reads_host_memory;  /* locked host memory has the host's addresses here */
     bool read_only_register; /* the driver can lock read-only memory */
     struct sl_cuda_props props;
     struct sl_cuda_ring ring;

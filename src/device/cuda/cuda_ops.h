@@ -61,6 +61,8 @@ int sl_cuda_has_code(void);
 int sl_cuda_copy_small(cudaStream_t stream, void *dst, const void *src, size_t bytes);
 
 int sl_cuda_norm(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
+int sl_cuda_divide(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
+int sl_cuda_add(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
 int sl_cuda_rope(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
 int sl_cuda_kv_store(cudaStream_t stream, const struct sl_op *op,
                      const struct sl_cuda_props *props);

@@ -84,6 +84,7 @@ static enum sluice_status device_info(struct sl_device *device, struct sl_device
         .kind = SL_DEVICE_CUDA,
         .total_bytes = dev->total_bytes,
         .context_bytes = dev->context_bytes,
+        .reads_host_memory = dev->reads_host_memory,
         .n_multiprocessors = dev->props.n_sm,
         .compute_capability = dev->props.compute_capability,
     };
@@ -216,7 +217,10 @@ static enum sluice_status event_record(struct sl_device *device, struct sl_event
 {
     const struct sl_cuda_device *dev = cuda_device(device);
     SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
-    SL_CUDA_TRY(cudaEventRecord(event->handle, stream->handle), err, "recording an event");
+    /* In a graph: a node that records the event anew whenever the graph runs. */
+    const unsigned flags = stream->recording ? cudaEventRecordExternal : cudaEventRecordDefault;
+    SL_CUDA_TRY(cudaEventRecordWithFlags(event->handle, stream->handle, flags), err,
+                "recording an event");
     event->recorded = true;
     return SLUICE_STATUS_OK;
 }
@@ -315,6 +319,10 @@ static int launch(const struct sl_cuda_device *dev, cudaStream_t stream, const s
         return sl_cuda_router(stream, op, scratch, sl_op_scratch_bytes(op), props);
     case SL_OP_EXPERTS:
         return sl_cuda_experts(stream, op, scratch, sl_op_scratch_bytes(op), props);
+    case SL_OP_DIVIDE:
+        return sl_cuda_divide(stream, op, props);
+    case SL_OP_ADD:
+        return sl_cuda_add(stream, op, props);
     case SL_OP_N_KINDS:
         break;
     }
@@ -370,6 +378,7 @@ static enum sluice_status graph_begin(struct sl_device *device, struct sl_stream
     SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
     SL_CUDA_TRY(cudaStreamBeginCapture(stream->handle, cudaStreamCaptureModeThreadLocal), err,
                 "beginning a graph");
+    stream->recording = true;
     return SLUICE_STATUS_OK;
 }
 
@@ -391,6 +400,7 @@ static enum sluice_status graph_end(struct sl_device *device, struct sl_stream *
 {
     *out = NULL;
     cudaGraph_t recorded = NULL;
+    stream->recording = false;
     SL_CUDA_TRY(cudaStreamEndCapture(stream->handle, &recorded), err, "ending a graph");
     struct sl_graph *graph = sl_calloc(SL_MEM_DEVICE, 1, sizeof *graph);
     if (graph == NULL) {

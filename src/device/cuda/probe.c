@@ -119,6 +119,9 @@ static enum sluice_status read_props(struct sl_cuda_device *dev, struct sluice_e
     SL_TRY(attribute(&shared_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, gpu, err));
     SL_TRY(attribute(&l2, cudaDevAttrL2CacheSize, gpu, err));
     SL_TRY(attribute(&read_only, cudaDevAttrHostRegisterReadOnlySupported, gpu, err));
+    int same_address;
+    SL_TRY(attribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, gpu, err));
+    dev->reads_host_memory = same_address != 0;
     struct sl_cuda_props *props = &dev->props;
     props->compute_capability = major * 10 + minor;
     props->n_sm = n_sm;

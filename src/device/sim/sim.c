@@ -33,6 +33,7 @@ static enum sluice_status sim_info(struct sl_device *dev, struct sl_device_info 
         .name = "Simulated device",
         .total_bytes = sim->memory_bytes,
         .free_bytes = sim->memory_bytes - sim->used_bytes,
+        .reads_host_memory = true,
         .n_multiprocessors = 1,
     };
     return SLUICE_STATUS_OK;

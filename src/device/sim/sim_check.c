@@ -58,6 +58,16 @@ static enum sluice_status check_part(const struct sl_sim_device *sim, const stru
     return sl_sim_check_device(sim, mem, bytes, what, err);
 }
 
+/* An address that may also lie in page-locked host memory: it is read in place. */
+static enum sluice_status check_readable(const struct sl_sim_device *sim, const struct sl_op *op,
+                                         const char *name, const void *mem, size_t bytes,
+                                         struct sluice_error *err)
+{
+    return mem && sl_sim_host_locked(sim, mem, bytes)
+               ? SLUICE_STATUS_OK
+               : check_part(sim, op, name, mem, bytes, false, err);
+}
+
 static enum sluice_status check_linear(const struct sl_sim_device *sim, const struct sl_op *op,
                                        struct sluice_error *err)
 {
@@ -69,7 +79,7 @@ static enum sluice_status check_linear(const struct sl_sim_device *sim, const st
         const struct sl_matrix *w = &linear->part[i].w;
         const size_t n_rows = (size_t)w->n_rows;
         const size_t w_bytes = n_rows * sl_type_row_bytes(w->type, w->n_cols);
-        SL_TRY(check_part(sim, op, "weights", w->data, w_bytes, false, err));
+        SL_TRY(check_readable(sim, op, "weights", w->data, w_bytes, err));
         SL_TRY(
             check_part(sim, op, "bias", linear->part[i].bias, n_rows * sizeof(float), true, err));
         SL_TRY(check_part(sim, op, "y", linear->part[i].y, n_tokens * n_rows * sizeof(float), false,
@@ -205,6 +215,20 @@ enum sluice_status sl_sim_check_op(const struct sl_sim_device *sim, const struct
         return check_router(sim, op, err);
     case SL_OP_EXPERTS:
         return check_experts(sim, op, err);
+    case SL_OP_DIVIDE: {
+        const struct sl_op_divide *o = &op->divide;
+        const size_t bytes = (size_t)op->n_tokens * (size_t)o->n_used * sizeof(int32_t);
+        SL_TRY(check_part(sim, op, "ids", o->ids, bytes, false, err));
+        SL_TRY(check_part(sim, op, "at hand", o->at_hand, (size_t)o->n_experts, true, err));
+        SL_TRY(check_part(sim, op, "uses", o->uses, (size_t)o->n_experts * sizeof(int32_t), true,
+                          err));
+        return check_part(sim, op, "mine", o->mine, bytes, !o->at_hand, err);
+    }
+    case SL_OP_ADD: {
+        const size_t bytes = (size_t)op->n_tokens * (size_t)op->add.n * sizeof(float);
+        SL_TRY(check_readable(sim, op, "x", op->add.x, bytes, err));
+        return check_part(sim, op, "y", op->add.y, bytes, false, err);
+    }
     case SL_OP_N_KINDS:
         break;
     }
@@ -242,9 +266,8 @@ static enum sluice_status check_table_entry(const struct sl_sim_device *sim, con
         const struct sl_experts_matrix *m = matrices[i];
         here[i] = !m->table || m->table[expert];
         if (m->table && here[i]) {
-            SL_TRY(check_part(sim, op, "table entry", m->table[expert],
-                              (size_t)m->n_rows * sl_type_row_bytes(m->type, m->n_cols), false,
-                              err));
+            SL_TRY(check_readable(sim, op, "table entry", m->table[expert],
+                                  (size_t)m->n_rows * sl_type_row_bytes(m->type, m->n_cols), err));
         }
     }
     SL_CHECK(here[0] == here[1] && here[1] == here[2], INTERNAL, err,
@@ -260,10 +283,10 @@ static enum sluice_status check_choice(const struct sl_sim_device *sim, const st
         const int32_t *ids = experts->ids + (int64_t)t * experts->n_used;
         for (int32_t j = 0; j < experts->n_used; j++) {
             for (int32_t k = 0; k < j; k++) {
-                SL_CHECK(ids[j] != ids[k], INTERNAL, err,
+                SL_CHECK(ids[j] < 0 || ids[j] != ids[k], INTERNAL, err,
                          "experts: token %d goes to expert %d twice", t, ids[j]);
             }
-            SL_CHECK(ids[j] >= 0 && ids[j] < SL_MAX_EXPERTS, INTERNAL, err,
+            SL_CHECK(ids[j] >= -1 && ids[j] < SL_MAX_EXPERTS, INTERNAL, err,
                      "experts: token %d goes to expert %d", t, ids[j]);
         }
     }

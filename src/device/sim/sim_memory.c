@@ -104,6 +104,24 @@ void sl_sim_mem_free(struct sl_device *dev, void *mem)
     pthread_rwlock_unlock(&sim->memory_lock);
 }
 
+/* Page-locked host memory is looked up by the streams too: kernels may read it in place. */
+static enum sluice_status add_locked(struct sl_sim_device *sim, struct sl_sim_range range,
+                                     struct sluice_error *err)
+{
+    pthread_rwlock_wrlock(&sim->memory_lock);
+    const enum sluice_status status = add_range(&sim->locked_host, range, err);
+    pthread_rwlock_unlock(&sim->memory_lock);
+    return status;
+}
+
+static struct sl_sim_range take_locked(struct sl_sim_device *sim, const void *mem)
+{
+    pthread_rwlock_wrlock(&sim->memory_lock);
+    const struct sl_sim_range range = take_range(&sim->locked_host, mem);
+    pthread_rwlock_unlock(&sim->memory_lock);
+    return range;
+}
+
 void sl_sim_mem_free_all(struct sl_sim_device *sim)
 {
     while (sim->device_memory.n > 0) {
@@ -130,12 +148,12 @@ enum sluice_status sl_sim_host_register(struct sl_device *dev, const void *mem, 
                  DEVICE, err, "memory to lock overlaps memory that is locked already");
     }
     const struct sl_sim_range range = {.begin = (uintptr_t)mem, .bytes = bytes};
-    return add_range(&sim->locked_host, range, err);
+    return add_locked(sim, range, err);
 }
 
 void sl_sim_host_unregister(struct sl_device *dev, const void *mem)
 {
-    take_range(&sim_of(dev)->locked_host, mem);
+    take_locked(sim_of(dev), mem);
 }
 
 enum sluice_status sl_sim_host_alloc(struct sl_device *dev, size_t bytes, void **out,
@@ -150,7 +168,7 @@ enum sluice_status sl_sim_host_alloc(struct sl_device *dev, size_t bytes, void *
     void *mem = sl_alloc_aligned(SL_MEM_DEVICE, bytes, HOST_ALIGNMENT);
     SL_CHECK(mem, OUT_OF_MEMORY, err, "no memory for %zu bytes of locked host memory", bytes);
     const struct sl_sim_range range = {.begin = (uintptr_t)mem, .bytes = bytes};
-    const enum sluice_status status = add_range(&sim->locked_host, range, err);
+    const enum sluice_status status = add_locked(sim, range, err);
     if (status != SLUICE_STATUS_OK) {
         sl_free(mem);
         return status;
@@ -162,7 +180,7 @@ enum sluice_status sl_sim_host_alloc(struct sl_device *dev, size_t bytes, void *
 
 void sl_sim_host_free(struct sl_device *dev, void *mem)
 {
-    if (mem && take_range(&sim_of(dev)->locked_host, mem).bytes) {
+    if (mem && take_locked(sim_of(dev), mem).bytes) {
         sl_free(mem);
     }
 }

@@ -131,11 +131,8 @@ enum sluice_status sl_sim_copy_on_device(struct sl_device *dev, struct sl_stream
     return queue_copy(stream, SL_SIM_ITEM_COPY_ON_DEVICE, dst, src, bytes, err);
 }
 
-enum sluice_status sl_sim_event_record(struct sl_device *dev, struct sl_event *event,
-                                       struct sl_stream *stream, struct sluice_error *err)
+static void push_event(struct sl_stream *stream, struct sl_event *event)
 {
-    SL_TRY(sl_sim_failure(sim_of(dev), err));
-    SL_CHECK(!stream->recording, INVALID_ARGUMENT, err, "an event cannot be part of a graph");
     const struct sl_sim_item item = {
         .kind = SL_SIM_ITEM_RECORD,
         .record = {.event = event, .generation = event->generation + 1}};
@@ -143,6 +140,18 @@ enum sluice_status sl_sim_event_record(struct sl_device *dev, struct sl_event *e
     push(stream, &item);
     event->stream = stream;
     event->number = stream->n_queued;
+}
+
+enum sluice_status sl_sim_event_record(struct sl_device *dev, struct sl_event *event,
+                                       struct sl_stream *stream, struct sluice_error *err)
+{
+    SL_TRY(sl_sim_failure(sim_of(dev), err));
+    if (stream->recording) {
+        const struct sl_sim_item item = {.kind = SL_SIM_ITEM_RECORD, .record = {.event = event}};
+        record(stream->recording, &item, NULL);
+    } else {
+        push_event(stream, event);
+    }
     return SLUICE_STATUS_OK;
 }
 
@@ -285,6 +294,10 @@ enum sluice_status sl_sim_graph_launch(struct sl_device *dev, struct sl_stream *
     SL_TRY(sl_sim_failure(sim_of(dev), err));
     for (size_t i = 0; i < graph->n_items; i++) {
         struct sl_sim_item item = graph->items[i];
+        if (item.kind == SL_SIM_ITEM_RECORD) {
+            push_event(stream, item.record.event);
+            continue;
+        }
         if (item.kind == SL_SIM_ITEM_RUN) {
             const struct sl_op *ops = graph->ops + item.run.first_op;
             SL_TRY(grow_buffers(stream, item.run.n_ops, graph->scratch_bytes, err));

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What things cost on this machine: a shard in a tier from its operators and the profile, a
+ * mixture's layer by the counts of a candidate, and the limit that no schedule can beat.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "plan/search.h"
+
+static struct sl_shard_bind bind_for_cost(const struct sl_search *s, int32_t n_tokens)
+{
+    const struct sl_hparams *const hp = &s->model->hp;
+    return (struct sl_shard_bind){.n_tokens = n_tokens,
+                                  .n_kv_max = s->depth + n_tokens,
+                                  .n_outputs = 1,
+                                  .kv = {.types = s->options.kv_types,
+                                         .n_kv_heads = (int32_t)hp->n_kv_heads,
+                                         .head_dim = (int32_t)hp->head_dim}};
+}
+
+struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_shard *shard,
+                                   int32_t n_tokens)
+{
+    const struct sl_shard_bind bind = bind_for_cost(s, n_tokens);
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    const int n_ops = sl_shard_build(s->model, shard, &bind, ops);
+    struct sl_shard_cost cost = {0};
+    int32_t depth = s->depth;
+    for (int i = 0; i < n_ops; i++) {
+        cost.cpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU, &ops[i], depth);
+        cost.cpu_busy_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU_BUSY, &ops[i], depth);
+        cost.gpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_GPU, &ops[i], depth);
+        /* Later pieces of a long pass look back on the earlier ones. */
+        depth += ops[i].kind == SL_OP_ATTENTION ? ops[i].n_tokens : 0;
+    }
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        if (shard->weights[w].name) {
+            cost.copy_ns += sl_profile_copy_ns(s->profile, shard->weights[w].bytes);
+        }
+    }
+    const bool graphs = n_tokens <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1];
+    cost.issue_ns = (graphs ? 1 : n_ops) * s->profile->issue_ns;
+    return cost;
+}
+
+/* Time of one part of a mixture on a unit. */
+static double part_ns(const struct sl_search *s, const struct sl_shard *shard, int32_t n_tokens,
+                      enum sl_shard_part part, enum sl_unit unit)
+{
+    static const uint8_t some = 1; /* the division costs an operator too */
+    struct sl_shard_bind bind = bind_for_cost(s, n_tokens);
+    bind.part = part;
+    bind.at_hand = &some;
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    const int n_ops = sl_shard_build(s->model, shard, &bind, ops);
+    double ns = 0;
+    for (int i = 0; i < n_ops; i++) {
+        ns += sl_profile_op_ns(s->profile, unit, &ops[i], s->depth);
+    }
+    return ns;
+}
+
+struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct sl_shard *shard,
+                                       int32_t n_tokens)
+{
+    const struct sl_hparams *const hp = &s->model->hp;
+    const struct sl_profile *const p = s->profile;
+    const double read = sl_profile_experts_read(hp->n_experts, hp->n_experts_used, n_tokens);
+    struct sl_mixture_cost m = {
+        .route_ns = part_ns(s, shard, n_tokens, SL_PART_ROUTE, SL_UNIT_GPU),
+        .fixed_ns = 2 * p->op_ns[SL_UNIT_GPU],
+        .host_fixed_ns = 2 * p->op_ns[SL_UNIT_CPU],
+        .read_bytes = read * (double)shard->expert_bytes,
+        .base_copy_ns = sl_profile_copy_ns(p, shard->base_bytes),
+    };
+    m.experts_ns = part_ns(s, shard, n_tokens, SL_PART_OWN, SL_UNIT_GPU) - m.fixed_ns;
+    m.host_ns = part_ns(s, shard, n_tokens, SL_PART_OTHERS, SL_UNIT_CPU) - m.host_fixed_ns;
+    m.host_busy_ns = part_ns(s, shard, n_tokens, SL_PART_OTHERS, SL_UNIT_CPU_BUSY) -
+                     2 * p->op_ns[SL_UNIT_CPU_BUSY];
+    return m;
+}
+
+/* What a mixture's layer costs when part of its experts have slots: chosen evenly, as far as the
+ * plan knows. A GPU that computes experts of system memory reads them at the speed of the link,
+ * which it shares with nobody: while they are read nothing is streamed. */
+static void share_cost(const struct sl_search *s, const struct sl_candidate *c,
+                       const struct sl_shard *shard, struct sl_shard_cost *cost)
+{
+    const struct sl_profile *const p = s->profile;
+    const double hit = (double)c->n_slots / s->n_experts;
+    const double missing = 1 - hit;
+    const struct sl_mixture_cost *const m = &s->mixture[c->tier][shard->class_id];
+    cost->copy_ns -= (cost->copy_ns - m->base_copy_ns) * hit;
+    if (c->share == SL_SHARE_HOST) {
+        return;
+    }
+    const double taken = missing * c->share / SL_DIVIDE_ALL;
+    const double beside = c->share < SL_DIVIDE_ALL ? p->copy_busy_factor : 1;
+    cost->route_ns = m->route_ns;
+    cost->mapped_ns =
+        taken > 0 ? 1e9 * taken * m->read_bytes / (p->mapped_bytes_per_s * beside) : 0;
+    cost->own_ns =
+        m->fixed_ns + fmax(m->experts_ns * (hit + taken), m->experts_ns * hit + cost->mapped_ns);
+    cost->others_ns = m->host_fixed_ns + m->host_ns * (missing - taken);
+    cost->others_busy_ns = m->host_fixed_ns + m->host_busy_ns * (missing - taken);
+    if (c->share == SL_DIVIDE_ALL) {
+        cost->gpu_ns = cost->route_ns + cost->own_ns;
+    }
+}
+
+/* The costs of a candidate: those of the tier, with what depends on its counts. */
+const struct sl_shard_cost *sl_cost_candidate(struct sl_search *s, const struct sl_candidate *c)
+{
+    const struct sl_shard_cost *const cost = s->cost[c->tier];
+    const bool streams_kv = c->attention_streamed && c->n_kv_layers < s->n_layers;
+    if (!streams_kv && s->n_experts == 0) {
+        return cost;
+    }
+    memcpy(s->candidate_cost, cost, (size_t)s->n_shards * sizeof *cost);
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        const struct sl_shard *const shard = &s->model->shards[i];
+        if (streams_kv && s->item_bytes[i] != s->image_bytes[i]) {
+            s->candidate_cost[i].copy_ns += s->kv_copy_ns;
+            s->candidate_cost[i].download_ns = s->kv_download_ns[c->tier];
+        }
+        if (shard->expert_bytes > 0) {
+            share_cost(s, c, shard, &s->candidate_cost[i]);
+        }
+    }
+    return s->candidate_cost;
+}
+
+/* Bytes that a pass must read of a shard: of a mixture the experts that are used. */
+static double read_bytes(const struct sl_search *s, int32_t tier, int32_t shard)
+{
+    const struct sl_hparams *const hp = &s->model->hp;
+    const struct sl_weight *const weights = s->model->shards[shard].weights;
+    const double all = (double)s->image_bytes[shard];
+    if (hp->n_experts == 0 || s->model->shards[shard].kind != SL_SHARD_FFN) {
+        return all;
+    }
+    const double experts =
+        (double)(weights[SL_W_GATE].bytes + weights[SL_W_UP].bytes + weights[SL_W_DOWN].bytes);
+    const double read =
+        sl_profile_experts_read(hp->n_experts, hp->n_experts_used, sl_tier_tokens[tier]);
+    return all - experts * (1 - read / hp->n_experts);
+}
+
+double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *c,
+                          const uint8_t *placement)
+{
+    const struct sl_profile *const p = s->profile;
+    const bool device = p->kind != SL_DEVICE_NONE && c->uses_device;
+    const double link = p->h2d_bytes_per_s[SL_N_COPY_SIZES - 1];
+    double outside = 0, inside = 0, compute_ns = 0;
+    /* The most GPU and link time that a nanosecond of the CPU can save. */
+    double saves_gpu = 0, saves_link = 0;
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        const struct sl_shard_cost *const cost = &s->cost[c->tier][i];
+        const double bytes = read_bytes(s, c->tier, i);
+        compute_ns += cost->gpu_ns;
+        double resident = placement[i] == SL_PLACE_RESIDENT;
+        if (s->model->shards[i].expert_bytes > 0 && placement[i] != SL_PLACE_HOST) {
+            resident = (double)c->n_slots / s->n_experts;
+        }
+        inside += bytes * resident;
+        outside += bytes * (1 - resident);
+        if (device && resident < 1 && cost->cpu_ns > 0) {
+            saves_gpu = fmax(saves_gpu, cost->gpu_ns / cost->cpu_ns);
+            saves_link = fmax(saves_link, link > 0 ? 1e9 * bytes / link / cost->cpu_ns : 0);
+        }
+    }
+    if (sl_tier_tokens[c->tier] <= 16 || !device) {
+        const double dram =
+            device ? fmax(p->dram_bytes_per_s, p->dram_busy_bytes_per_s) : p->dram_bytes_per_s;
+        const double by_dram = dram > 0 ? 1e9 * outside / dram : 0;
+        const double by_vram = p->vram_bytes_per_s > 0 ? 1e9 * inside / p->vram_bytes_per_s : 0;
+        return fmax(by_dram, by_vram);
+    }
+    return fmax(compute_ns / (1 + saves_gpu),
+                link > 0 ? 1e9 * outside / link / (1 + saves_link) : 0);
+}
