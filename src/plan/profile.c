@@ -19,7 +19,7 @@ const int32_t sl_tier_tokens[SL_N_TIERS] = {1, 4, 16, 64, 256, 512, 1024, 2048, 
 const size_t sl_copy_sizes[SL_N_COPY_SIZES] = {64u << 10, 256u << 10, 1u << 20, 4u << 20,
                                                64u << 20};
 
-#define PROFILE_VERSION 4
+#define PROFILE_VERSION 5
 #define MIB 1048576.0
 
 static const char *const unit_names[SL_N_UNITS] = {"cpu", "cpu_busy", "gpu"};

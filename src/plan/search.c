@@ -22,6 +22,7 @@
 #define SCORE_PROMPT 512.0
 #define MAX_KV_CANDIDATES 10
 #define FFN_GRID 12
+#define MIXTURE_GRID 4 /* their slots vary what is streamed already */
 
 static size_t align_up(size_t n)
 {
@@ -511,9 +512,10 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
     if (mixture && (left == 0 || (feasible_only && *found))) {
         return;
     }
-    for (int32_t g = 0; g <= FFN_GRID; g++) {
-        c.n_ffn_streamed = (int32_t)((int64_t)left * g / FFN_GRID);
-        if (g > 0 && c.n_ffn_streamed == (int32_t)((int64_t)left * (g - 1) / FFN_GRID)) {
+    const int32_t grid = mixture ? MIXTURE_GRID : FFN_GRID;
+    for (int32_t g = 0; g <= grid; g++) {
+        c.n_ffn_streamed = (int32_t)((int64_t)left * g / grid);
+        if (g > 0 && c.n_ffn_streamed == (int32_t)((int64_t)left * (g - 1) / grid)) {
             continue;
         }
         const bool none = c.n_ffn_streamed == 0, all = c.n_ffn_streamed == left;
@@ -525,7 +527,10 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
         if (streams != (c.ring_bytes > 0)) {
             continue;
         }
-        c.uses_device = c.n_resident > 0 || streams;
+        /* Bases alone are of no use. */
+        const bool resident =
+            mixture ? head_resident || (c.n_resident > 0 && c.n_kv_layers > 0) : c.n_resident > 0;
+        c.uses_device = resident || streams;
         if (!c.uses_device) {
             continue;
         }

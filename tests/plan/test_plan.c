@@ -24,10 +24,14 @@
 
 /* ---- models: fixtures, and two deep ones made on the spot ---- */
 
-static const char *const fixtures[] = {"llama_tied_mixed", "llama_freqs", "gemma3"};
+static const char *const fixtures[] = {"llama_tied_mixed", "llama_freqs", "gemma3", "qwen3moe"};
 #define N_FIXTURES (sizeof fixtures / sizeof fixtures[0])
-static const char *const deep_mixes[] = {"Q8_0", "Q4_K_M"};
-#define N_DEEP (sizeof deep_mixes / sizeof deep_mixes[0])
+static const struct {
+    const char *name, *arch, *mix;
+} deep[] = {{"deep Q8_0", "llama", "Q8_0"},
+            {"deep Q4_K_M", "llama", "Q4_K_M"},
+            {"deep mixture", "qwen3moe", "Q8_0"}};
+#define N_DEEP (sizeof deep / sizeof deep[0])
 #define N_MODELS (N_FIXTURES + N_DEEP)
 
 static struct sl_model *models[N_MODELS];
@@ -46,15 +50,15 @@ static int set_up(void **state)
     }
     for (size_t d = 0; d < N_DEEP; d++) {
         struct sl_synth_options o = {.seed = 1};
-        assert_true(sl_synth_shape_base("llama", &o.shape));
-        assert_true(sl_synth_mix_from_name(deep_mixes[d], &o.mix));
+        assert_true(sl_synth_shape_base(deep[d].arch, &o.shape));
+        assert_true(sl_synth_mix_from_name(deep[d].mix, &o.mix));
         o.shape.n_layers = 13;
         o.shape.n_embd = o.shape.n_ff = 256;
         snprintf(deep_paths[d], sizeof deep_paths[d], "%s/test_plan_%ld_%zu.gguf",
                  SLUICE_BINARY_DIR, (long)getpid(), d);
         assert_ok(sl_synth_write(&o, deep_paths[d], &err), err);
         assert_ok(sl_model_open(&models[N_FIXTURES + d], deep_paths[d], 0, &err), err);
-        model_names[N_FIXTURES + d] = deep_mixes[d];
+        model_names[N_FIXTURES + d] = deep[d].name;
     }
     return 0;
 }
@@ -87,6 +91,7 @@ static void make_profile(enum machine machine, struct sl_profile *p)
     for (int i = 0; i < SL_N_COPY_SIZES; i++) {
         p->h2d_bytes_per_s[i] = machine == MACHINE_SLOW_LINK ? 3e9 : 40e9;
     }
+    p->mapped_bytes_per_s = 0.9 * p->h2d_bytes_per_s[0];
     for (uint32_t t = 0; machine == MACHINE_SLOW_CPU && t < SL_TYPE_N; t++) {
         for (int i = 0; i < SL_N_TIERS; i++) {
             p->linear_ns[SL_UNIT_CPU][t][i] *= 6;
@@ -125,6 +130,11 @@ static bool kv_on_host(const struct sl_plan *plan, const struct sl_shard *shard)
     return shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer >= plan->n_kv_layers;
 }
 
+static bool is_mixture(const struct sl_shard *shard)
+{
+    return shard->expert_bytes > 0;
+}
+
 /* The map of a tier from bottom to top. */
 static void check_map(const struct sl_plan *plan, const struct sl_model *model,
                       const struct sl_tier_plan *tier)
@@ -141,7 +151,13 @@ static void check_map(const struct sl_plan *plan, const struct sl_model *model,
         const int32_t shard = plan->resident_order[i];
         assert_true(plan->resident_offset[shard] >= end);
         assert_int_equal(plan->resident_offset[shard] % 256, 0);
-        end = plan->resident_offset[shard] + model->shards[shard].bytes;
+        const struct sl_shard *const s = &model->shards[shard];
+        end = plan->resident_offset[shard] + (is_mixture(s) ? s->base_bytes : s->bytes);
+    }
+    if (tier->n_slots > 0) {
+        assert_int_equal(tier->n_resident, plan->n_resident_order);
+        assert_true(plan->slots_offset >= end && tier->n_slots <= plan->n_slots);
+        end = plan->slots_offset + (size_t)tier->n_slots * plan->slot_bytes;
     }
     size_t workspace = 0, scratch = 0;
     for (int32_t i = 0; i < plan->n_shards; i++) {
@@ -202,7 +218,11 @@ static void check_tier(const struct sl_plan *plan, const struct sl_model *model,
     for (int32_t i = 0; i < plan->n_shards; i++) {
         const struct sl_shard *const shard = &model->shards[i];
         const enum sl_placement placement = (enum sl_placement)tier->placement[i];
-        n_resident += placement == SL_PLACE_RESIDENT;
+        n_resident += placement == SL_PLACE_RESIDENT && !is_mixture(shard);
+        /* All experts on the device: in slots, or read in place. */
+        assert_true(placement != SL_PLACE_RESIDENT || !is_mixture(shard) ||
+                    tier->share == SL_DIVIDE_ALL);
+        assert_true(!is_mixture(shard) || shard->expert_bytes <= plan->slot_bytes);
         n_on_device += placement != SL_PLACE_HOST;
         if (shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer < plan->n_kv_layers) {
             assert_true(placement != SL_PLACE_HOST);
@@ -211,10 +231,14 @@ static void check_tier(const struct sl_plan *plan, const struct sl_model *model,
             assert_true(placement != SL_PLACE_RESIDENT);
         }
     }
-    assert_int_equal(n_resident, tier->n_resident);
     for (int32_t i = 0; i < tier->n_resident; i++) {
-        assert_int_equal(tier->placement[plan->resident_order[i]], SL_PLACE_RESIDENT);
+        const int32_t shard = plan->resident_order[i];
+        if (!is_mixture(&model->shards[shard])) {
+            assert_int_equal(tier->placement[shard], SL_PLACE_RESIDENT);
+            n_resident--;
+        }
     }
+    assert_int_equal(n_resident, 0);
     assert_true(tier->uses_device == (n_on_device > 0));
     assert_true(tier->predicted.pass_ns > 0 && isfinite(tier->predicted.pass_ns));
     /* No engine is busy for longer than the pass takes. */
