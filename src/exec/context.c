@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Life cycle of a context: everything is planned first, then allocated once; the token path
- * allocates nothing.
+ * (sequence.c, pass.c) allocates nothing.
  */
 #include "exec/context.h"
 
@@ -92,6 +92,27 @@ static enum sluice_status init_mixture_buffers(struct sl_context *ctx, struct sl
     return sl_experts_init(ctx, err);
 }
 
+/* The cache of layers that have it in system memory, and the table of its blocks. */
+static enum sluice_status init_cache(struct sl_context *ctx, struct sluice_error *err)
+{
+    const struct sl_plan *const plan = ctx->plan;
+    const size_t n_layers = ctx->model->hp.n_layers - (size_t)plan->n_kv_layers;
+    SL_TRY(
+        sl_host_buffer_init(ctx, &ctx->kv, n_layers * plan->kv_layer_bytes, "the KV cache", err));
+    if (ctx->kv.bytes > 0) {
+        memset(ctx->kv.data, 0, ctx->kv.bytes);
+    }
+    ctx->stats.host_kv_bytes = ctx->kv.bytes;
+    const int32_t n_seqs = plan->options.n_seqs;
+    const int32_t n_blocks = sl_kv_pool_blocks(plan->options.n_ctx);
+    SL_TRY(sl_host_buffer_init(ctx, &ctx->kv_table,
+                               (size_t)n_seqs * (size_t)n_blocks * sizeof(int32_t),
+                               "the table of the KV cache", err));
+    SL_TRY(sl_kv_pool_init(&ctx->cache, n_seqs, n_blocks, ctx->kv_table.data, err));
+    SL_TRY(sl_kv_runs_init(&ctx->kv_in_use, &ctx->cache, err));
+    return sl_kv_runs_init(&ctx->kv_written, &ctx->cache, err);
+}
+
 static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error *err)
 {
     const struct sl_model *const model = ctx->model;
@@ -113,15 +134,10 @@ static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error 
              "no memory for activations (%zu MiB)", (workspace + scratch) >> 20);
     SL_TRY(sl_host_buffer_init(ctx, &ctx->hidden, n * model->hp.n_embd * sizeof(float),
                                "the hidden state", err));
-    SL_TRY(sl_host_buffer_init(ctx, &ctx->io, n * sizeof(int32_t), "positions", err));
+    SL_TRY(sl_host_buffer_init(ctx, &ctx->io, 2 * n * sizeof(int32_t), "positions", err));
     SL_TRY(sl_host_buffer_init(ctx, &ctx->logits, (size_t)n_out * model->hp.n_vocab * sizeof(float),
                                "logits", err));
-    const size_t kv_bytes = (model->hp.n_layers - (size_t)plan->n_kv_layers) * plan->kv_layer_bytes;
-    SL_TRY(sl_host_buffer_init(ctx, &ctx->kv, kv_bytes, "the KV cache", err));
-    if (kv_bytes > 0) {
-        memset(ctx->kv.data, 0, kv_bytes);
-    }
-    ctx->stats.host_kv_bytes = kv_bytes;
+    SL_TRY(init_cache(ctx, err));
     SL_TRY(init_mixture_buffers(ctx, err));
     return SLUICE_STATUS_OK;
 }
@@ -283,6 +299,10 @@ void sl_context_destroy(struct sl_context **ctx)
     sl_host_buffer_finish(c, &c->io);
     sl_host_buffer_finish(c, &c->logits);
     sl_host_buffer_finish(c, &c->kv);
+    sl_kv_pool_finish(&c->cache);
+    sl_kv_runs_finish(&c->kv_in_use);
+    sl_kv_runs_finish(&c->kv_written);
+    sl_host_buffer_finish(c, &c->kv_table);
     sl_host_buffer_finish(c, &c->choice);
     sl_host_buffer_finish(c, &c->tables);
     sl_free(c->workspace);
@@ -344,50 +364,9 @@ out:
     return status;
 }
 
-enum sluice_status sl_context_eval(struct sl_context *ctx, const int32_t *tokens, int32_t n,
-                                   int32_t n_outputs, float *logits, struct sluice_error *err)
-{
-    const int32_t n_ctx = ctx->plan->options.n_ctx;
-    const uint32_t n_vocab = ctx->model->hp.n_vocab;
-    SL_CHECK(n >= 1 && n_outputs >= 0 && n_outputs <= n, INVALID_ARGUMENT, err,
-             "%d tokens with %d outputs asked for", n, n_outputs);
-    SL_CHECK(n <= n_ctx - ctx->n_past, INVALID_ARGUMENT, err,
-             "the context of %d tokens is full: %d are used and %d more were given; use a larger "
-             "-c/--ctx-size",
-             n_ctx, ctx->n_past, n);
-    for (int32_t i = 0; i < n; i++) {
-        SL_CHECK(tokens[i] >= 0 && (uint32_t)tokens[i] < n_vocab, INVALID_ARGUMENT, err,
-                 "token %d at %d is outside the vocabulary of %u", tokens[i], i, n_vocab);
-    }
-    for (int32_t at = 0; at < n;) {
-        const int32_t m = n - at < ctx->plan->n_ubatch ? n - at : ctx->plan->n_ubatch;
-        /* Outputs of this pass: the part of the last n_outputs tokens that lies in it. */
-        const int32_t first_output = n - n_outputs;
-        const int32_t skip = first_output > at ? first_output - at : 0;
-        const int32_t outputs = skip < m ? m - skip : 0;
-        float *const rows =
-            logits && outputs > 0 ? logits + (size_t)(at + skip - first_output) * n_vocab : NULL;
-        SL_TRY(sl_pass_run(ctx, tokens + at, m, outputs, rows, err));
-        at += m;
-    }
-    return SLUICE_STATUS_OK;
-}
-
 float *sl_context_logits(struct sl_context *ctx)
 {
     return ctx->logits.data;
-}
-
-int32_t sl_context_n_past(const struct sl_context *ctx)
-{
-    return ctx->n_past;
-}
-
-void sl_context_truncate(struct sl_context *ctx, int32_t n)
-{
-    if (n >= 0 && n < ctx->n_past) {
-        ctx->n_past = n;
-    }
 }
 
 const struct sl_plan *sl_context_plan(const struct sl_context *ctx)

@@ -51,23 +51,45 @@ enum sluice_status sl_context_create(struct sl_context **out, const struct sl_mo
                                      struct sluice_error *err);
 void sl_context_destroy(struct sl_context **ctx);
 
-/* Append `n` tokens to the sequence, in passes of up to the micro-batch, and compute the logits of
+/* A context has plan.n_seqs sequences, numbered from 0, all empty at first. They share one pool of
+ * plan.n_ctx cache positions, in blocks of SL_KV_BLOCK that a sequence takes as it grows. Functions
+ * without a `seq` are those of sequence 0. */
+
+/* Append `n` tokens to a sequence, in passes of up to the micro-batch, and compute the logits of
  * the last n_outputs of them (0 .. n) into `logits` [n_outputs, n_vocab]. With logits NULL the
  * last min(n_outputs, max_outputs) rows stay in the context's own buffer (sl_context_logits).
- * INVALID_ARGUMENT when the context is full or a token is out of range. On any failure the
- * sequence keeps the length of the last complete pass. */
+ * INVALID_ARGUMENT when the context is full (nothing is computed then) or a token is out of range.
+ * On any failure the sequence keeps the length of the last complete pass. */
+enum sluice_status sl_context_eval_seq(struct sl_context *ctx, int32_t seq, const int32_t *tokens,
+                                       int32_t n, int32_t n_outputs, float *logits,
+                                       struct sluice_error *err);
 enum sluice_status sl_context_eval(struct sl_context *ctx, const int32_t *tokens, int32_t n,
                                    int32_t n_outputs, float *logits, struct sluice_error *err);
+/* Append tokens[i] to sequence seqs[i] for i < n, all different, in one pass (more where n is above
+ * the micro-batch). Logits of all into `logits` [n, n_vocab]; with NULL they stay in the context's
+ * own buffer, which takes n <= max_outputs and one pass. On any failure every sequence keeps the
+ * length it had. */
+enum sluice_status sl_context_decode(struct sl_context *ctx, const int32_t *seqs,
+                                     const int32_t *tokens, int32_t n, float *logits,
+                                     struct sluice_error *err);
 /* The rows of the last evaluation with logits NULL; the caller may write to them (samplers do). */
 float *sl_context_logits(struct sl_context *ctx);
 
-/* Tokens in the cache; and forget all but the first n of them. */
+/* Tokens in the cache; and forget all but the first n of them, which gives up their blocks. */
+int32_t sl_context_seq_n_past(const struct sl_context *ctx, int32_t seq);
 int32_t sl_context_n_past(const struct sl_context *ctx);
+void sl_context_seq_truncate(struct sl_context *ctx, int32_t seq, int32_t n);
 void sl_context_truncate(struct sl_context *ctx, int32_t n);
+/* Sequence `to` becomes the first n tokens of `from`. Nothing is copied: both use the same blocks,
+ * until one of them writes to a block that is not full, which it gets a copy of then. */
+enum sluice_status sl_context_seq_copy(struct sl_context *ctx, int32_t from, int32_t to, int32_t n,
+                                       struct sluice_error *err);
 /* Forget n_drop tokens after the first n_keep; those behind them move up, their keys turned to the
  * new positions. What they saw of the dropped tokens stays in them. Takes the time of reading the
  * cache once or twice, not that of computing it. INVALID_ARGUMENT when there are not so many.
- * Should the device fail, the cache is empty afterwards. */
+ * Should the device fail, the sequence is empty afterwards. */
+enum sluice_status sl_context_seq_shift(struct sl_context *ctx, int32_t seq, int32_t n_keep,
+                                        int32_t n_drop, struct sluice_error *err);
 enum sluice_status sl_context_shift(struct sl_context *ctx, int32_t n_keep, int32_t n_drop,
                                     struct sluice_error *err);
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The context's own data, shared by context.c (life cycle) and pass.c (execution).
+ * The context's own data, shared by context.c (life cycle), sequence.c (what is in the cache),
+ * pass.c (execution) and shift.c.
  */
 #ifndef SL_EXEC_CONTEXT_INTERNAL_H
 #define SL_EXEC_CONTEXT_INTERNAL_H
 
 #include "exec/context.h"
+#include "exec/kv_pool.h"
 #include "exec/trace.h"
 
 /* Host memory that the device copies from and to: page-locked when the device grants it. */
@@ -66,15 +68,17 @@ struct sl_context {
     void *cancelled_user;
     struct sl_trace *trace; /* or NULL */
     struct sl_plan *plan;
-    int32_t n_past;
+    struct sl_kv_pool cache; /* which sequence has which blocks */
 
     /* Host side of a pass of up to n_ubatch tokens. */
     struct sl_host_buffer hidden; /* [n_ubatch, n_embd] float */
-    struct sl_host_buffer io;     /* [n_ubatch] int32 positions */
+    struct sl_host_buffer io;     /* positions, then sequences: [n] int32 each */
     struct sl_host_buffer logits; /* [max_outputs, n_vocab] float */
     void *workspace;
     void *scratch;
     struct sl_host_buffer kv; /* layers n_kv_layers .. n_layers - 1, kv_layer_bytes each */
+    struct sl_host_buffer kv_table;
+    struct sl_kv_runs kv_in_use, kv_written; /* blocks of the pass; only where KV is streamed */
 
     /* Device side; all NULL in a CPU-only context. */
     uint8_t *arena;
@@ -101,8 +105,25 @@ enum sluice_status sl_host_buffer_init(struct sl_context *ctx, struct sl_host_bu
                                        size_t bytes, const char *what, struct sluice_error *err);
 void sl_host_buffer_finish(struct sl_context *ctx, struct sl_host_buffer *buffer);
 
-/* One pass of n tokens (at most n_ubatch) from n_past on; logits of the last n_outputs. */
-enum sluice_status sl_pass_run(struct sl_context *ctx, const int32_t *tokens, int32_t n,
-                               int32_t n_outputs, float *logits, struct sluice_error *err);
+/* The tokens of a pass, at most n_ubatch. */
+struct sl_batch {
+    const int32_t *tokens;
+    int32_t n;
+    int32_t seq;         /* all go on with this sequence, or */
+    const int32_t *seqs; /* [n], each with another; NULL */
+    int32_t n_outputs;   /* logits of the last n_outputs */
+    float *logits;       /* or NULL: the context's buffer */
+};
+
+/* One pass. The blocks that it writes are there, and nobody else's. */
+enum sluice_status sl_pass_run(struct sl_context *ctx, const struct sl_batch *batch,
+                               struct sluice_error *err);
+
+/* The cache of a layer, in VRAM or in system memory; and bytes of a block in it. */
+uint8_t *sl_context_kv_home(const struct sl_context *ctx, uint32_t layer);
+size_t sl_context_kv_block_bytes(const struct sl_context *ctx);
+/* Make block `index` of a sequence its own, to be written: one that others use is copied. */
+enum sluice_status sl_context_own_block(struct sl_context *ctx, int32_t seq, int32_t index,
+                                        struct sluice_error *err);
 
 #endif

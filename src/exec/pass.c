@@ -20,26 +20,16 @@
 #include "exec/experts.h"
 #include "exec/pass_internal.h"
 
+#define EMBED_MIN_SHARED 64 /* tokens: below, waking the pool costs more than it saves */
+
 static bool kv_on_host(const struct sl_context *ctx, const struct sl_shard *shard)
 {
     return shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer >= ctx->plan->n_kv_layers;
 }
 
-static uint8_t *host_kv(const struct sl_context *ctx, const struct sl_shard *shard)
-{
-    return (uint8_t *)ctx->kv.data +
-           (shard->layer - (size_t)ctx->plan->n_kv_layers) * ctx->plan->kv_layer_bytes;
-}
-
 static size_t image_bytes(const struct sl_shard *shard)
 {
     return (shard->bytes + 255) & ~(size_t)255;
-}
-
-static size_t kv_block_bytes(const struct sl_context *ctx)
-{
-    return sl_kv_block_bytes(ctx->plan->options.kv_types, (int32_t)ctx->model->hp.n_kv_heads,
-                             (int32_t)ctx->model->hp.head_dim);
 }
 
 /* Where a shard's weights are in VRAM. */
@@ -123,6 +113,22 @@ static enum sluice_status switch_tier(struct sl_pass *p)
     return sl_experts_begin(ctx, p->tier, &p->copied, p->err);
 }
 
+/* Bring the KV blocks of the pass's sequences into the ring, each to its place in the pool. With
+ * those that this pass will write: their other cells must hold finite values. */
+static enum sluice_status upload_kv(struct sl_pass *p, const struct sl_shard *shard, uint8_t *to)
+{
+    struct sl_context *const ctx = p->ctx;
+    const size_t block_bytes = sl_context_kv_block_bytes(ctx);
+    const uint8_t *const home = sl_context_kv_home(ctx, shard->layer);
+    for (int32_t i = 0; i < ctx->kv_in_use.n; i++) {
+        const struct sl_kv_run *const run = &ctx->kv_in_use.items[i];
+        const size_t at = (size_t)run->first * block_bytes, bytes = (size_t)run->n * block_bytes;
+        SL_TRY(p->vt->copy_to_device(ctx->device, ctx->copy, to + at, home + at, bytes, p->err));
+        ctx->stats.copied_bytes += bytes;
+    }
+    return SLUICE_STATUS_OK;
+}
+
 static enum sluice_status run_copy(struct sl_pass *p, const struct sl_step *step)
 {
     struct sl_context *const ctx = p->ctx;
@@ -144,12 +150,7 @@ static enum sluice_status run_copy(struct sl_pass *p, const struct sl_step *step
     const uint64_t copied_before = ctx->stats.copied_bytes;
     SL_TRY(copy_streamed(p, step->shard, image));
     if (kv_on_host(ctx, shard)) {
-        /* With the blocks that this pass will write: their other cells must hold finite values. */
-        const size_t n_blocks = ((size_t)(ctx->n_past + p->n) + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
-        const size_t bytes = n_blocks * kv_block_bytes(ctx);
-        SL_TRY(p->vt->copy_to_device(ctx->device, ctx->copy, image + image_bytes(shard),
-                                     host_kv(ctx, shard), bytes, p->err));
-        ctx->stats.copied_bytes += bytes;
+        SL_TRY(upload_kv(p, shard, image + image_bytes(shard)));
     }
     sl_trace_end(ctx->trace, mark, (size_t)(ctx->stats.copied_bytes - copied_before));
     return p->vt->event_record(ctx->device, ctx->ready[step->shard], ctx->copy, p->err);
@@ -161,9 +162,10 @@ static struct sl_shard_bind common_bind(const struct sl_pass *p)
     const struct sl_context *const ctx = p->ctx;
     return (struct sl_shard_bind){.kv = {.types = ctx->plan->options.kv_types,
                                          .n_kv_heads = (int32_t)ctx->model->hp.n_kv_heads,
-                                         .head_dim = (int32_t)ctx->model->hp.head_dim},
+                                         .head_dim = (int32_t)ctx->model->hp.head_dim,
+                                         .table_stride = ctx->cache.n_blocks},
                                   .n_tokens = p->n,
-                                  .n_kv_max = ctx->n_past + p->n};
+                                  .n_kv_max = p->n_kv};
 }
 
 struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index, size_t ring_offset)
@@ -190,9 +192,12 @@ struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index,
     bind.workspace = ctx->arena + p->tier->workspace_offset;
     bind.pos = (const int32_t *)(ctx->arena + p->tier->io_offset);
     bind.logits = (float *)(ctx->arena + p->tier->logits_offset);
-    bind.kv.data = kv_on_host(ctx, shard)
-                       ? image + image_bytes(shard)
-                       : ctx->arena + plan->kv_offset + shard->layer * plan->kv_layer_bytes;
+    bind.kv.data =
+        kv_on_host(ctx, shard) ? image + image_bytes(shard) : sl_context_kv_home(ctx, shard->layer);
+    if (ctx->cache.n_seqs > 1) {
+        bind.seq = bind.pos + p->n;
+        bind.kv.table = (const int32_t *)(ctx->arena + plan->kv_table_offset);
+    }
     return bind;
 }
 
@@ -209,7 +214,11 @@ struct sl_shard_bind sl_pass_host_bind(const struct sl_pass *p, int32_t index)
     bind.workspace = ctx->workspace;
     bind.pos = ctx->io.data;
     bind.logits = ctx->logits.data;
-    bind.kv.data = kv_on_host(ctx, shard) ? host_kv(ctx, shard) : NULL;
+    bind.kv.data = kv_on_host(ctx, shard) ? sl_context_kv_home(ctx, shard->layer) : NULL;
+    if (ctx->cache.n_seqs > 1) {
+        bind.seq = bind.pos + p->n;
+        bind.kv.table = ctx->cache.table;
+    }
     return bind;
 }
 
@@ -297,16 +306,19 @@ static enum sluice_status download_kv(struct sl_pass *p, int32_t index,
                                       const struct sl_shard *shard, const uint8_t *device_kv)
 {
     struct sl_context *const ctx = p->ctx;
-    const size_t block_bytes = kv_block_bytes(ctx);
-    const size_t first = (size_t)ctx->n_past / SL_KV_BLOCK;
-    const size_t last = (size_t)(ctx->n_past + p->n - 1) / SL_KV_BLOCK;
-    const size_t bytes = (last - first + 1) * block_bytes;
+    const size_t block_bytes = sl_context_kv_block_bytes(ctx);
+    uint8_t *const home = sl_context_kv_home(ctx, shard->layer);
+    size_t all = 0;
     SL_TRY(p->vt->stream_wait(ctx->device, ctx->download, ctx->done[index], p->err));
     const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_DOWNLOAD, "KV of", index);
-    SL_TRY(p->vt->copy_to_host(ctx->device, ctx->download,
-                               host_kv(ctx, shard) + first * block_bytes,
-                               device_kv + first * block_bytes, bytes, p->err));
-    sl_trace_end(ctx->trace, mark, bytes);
+    for (int32_t i = 0; i < ctx->kv_written.n; i++) {
+        const struct sl_kv_run *const run = &ctx->kv_written.items[i];
+        const size_t at = (size_t)run->first * block_bytes, bytes = (size_t)run->n * block_bytes;
+        SL_TRY(p->vt->copy_to_host(ctx->device, ctx->download, home + at, device_kv + at, bytes,
+                                   p->err));
+        all += bytes;
+    }
+    sl_trace_end(ctx->trace, mark, all);
     p->last_download = index;
     return p->vt->event_record(ctx->device, ctx->downloaded[index], ctx->download, p->err);
 }
@@ -594,13 +606,31 @@ static enum sluice_status sync_all(struct sl_pass *p)
     return SLUICE_STATUS_OK;
 }
 
+/* Positions, and where there are several sequences these and what is new in their table. */
+static enum sluice_status queue_inputs(struct sl_pass *p)
+{
+    struct sl_context *const ctx = p->ctx;
+    struct sl_kv_pool *const cache = &ctx->cache;
+    const size_t n = (size_t)p->n * (cache->n_seqs > 1 ? 2 : 1);
+    SL_TRY(p->vt->copy_to_device(ctx->device, ctx->compute, ctx->arena + p->tier->io_offset,
+                                 ctx->io.data, n * sizeof(int32_t), p->err));
+    if (cache->n_seqs > 1 && cache->changed_begin < cache->changed_end) {
+        const size_t at = (size_t)cache->changed_begin * sizeof(int32_t);
+        const size_t bytes = (size_t)cache->changed_end * sizeof(int32_t) - at;
+        SL_TRY(p->vt->copy_to_device(ctx->device, ctx->compute,
+                                     ctx->arena + ctx->plan->kv_table_offset + at,
+                                     (const uint8_t *)cache->table + at, bytes, p->err));
+        cache->changed_begin = cache->changed_end = 0;
+    }
+    return SLUICE_STATUS_OK;
+}
+
 static enum sluice_status run_steps(struct sl_pass *p)
 {
     struct sl_context *const ctx = p->ctx;
     if (p->tier->uses_device) {
         SL_TRY(switch_tier(p));
-        SL_TRY(p->vt->copy_to_device(ctx->device, ctx->compute, ctx->arena + p->tier->io_offset,
-                                     ctx->io.data, (size_t)p->n * sizeof(int32_t), p->err));
+        SL_TRY(queue_inputs(p));
     }
     const bool graphs = uses_graphs(p);
     for (int32_t k = 0; k < p->tier->n_steps;) {
@@ -635,6 +665,8 @@ static void recover(struct sl_pass *p)
         p->vt->stream_sync(ctx->device, streams[i], NULL);
     }
     ctx->n_valid = 0;
+    ctx->cache.changed_begin = 0;
+    ctx->cache.changed_end = ctx->cache.n_seqs * ctx->cache.n_blocks;
     sl_experts_forget(ctx);
     memset(ctx->pending, 0, ctx->model->n_shards * sizeof *ctx->pending);
 }
@@ -652,38 +684,91 @@ static void count_pass(struct sl_context *ctx, int32_t tier, int32_t n, uint64_t
     }
 }
 
-enum sluice_status sl_pass_run(struct sl_context *ctx, const int32_t *tokens, int32_t n,
-                               int32_t n_outputs, float *logits, struct sluice_error *err)
+/* Positions and sequences of the tokens, and the blocks that they need. */
+static void place_tokens(struct sl_pass *p, const struct sl_batch *batch)
+{
+    struct sl_context *const ctx = p->ctx;
+    struct sl_kv_pool *const cache = &ctx->cache;
+    int32_t *const pos = ctx->io.data, *const seq = pos + p->n;
+    for (int32_t i = 0; i < p->n; i++) {
+        seq[i] = batch->seqs ? batch->seqs[i] : batch->seq;
+        pos[i] = cache->n_past[seq[i]] + (batch->seqs ? 0 : i);
+        p->n_kv = pos[i] >= p->n_kv ? pos[i] + 1 : p->n_kv;
+    }
+    if (!p->tier->uses_device || ctx->kv.bytes == 0) {
+        return; /* nothing is streamed */
+    }
+    for (int32_t i = 0; i < p->n; i++) {
+        sl_kv_pool_mark(cache, seq[i], pos[i], pos[i] + 1);
+    }
+    sl_kv_pool_take_marked(cache, &ctx->kv_written);
+    const int32_t n_sequences = batch->seqs ? p->n : 1;
+    for (int32_t i = 0; i < n_sequences; i++) {
+        sl_kv_pool_mark(cache, seq[i], 0, pos[batch->seqs ? i : p->n - 1] + 1);
+    }
+    sl_kv_pool_take_marked(cache, &ctx->kv_in_use);
+}
+
+struct embed_args {
+    const struct sl_model *model;
+    const int32_t *tokens;
+    int32_t n;
+    float *out;
+};
+
+static void embed_part(void *arg, int thread, int n_threads)
+{
+    const struct embed_args *const a = arg;
+    const int32_t begin = (int32_t)((int64_t)a->n * thread / n_threads);
+    const int32_t end = (int32_t)((int64_t)a->n * (thread + 1) / n_threads);
+    sl_model_embed(a->model, a->tokens + begin, end - begin,
+                   a->out + (size_t)begin * a->model->hp.n_embd);
+}
+
+/* The tokens' rows of the embedding, as the hidden state. The GPU has nothing to do meanwhile, so
+ * that many rows are unpacked by all threads. */
+static void embed(struct sl_context *ctx, const int32_t *tokens, int32_t n)
+{
+    struct embed_args a = {ctx->model, tokens, n, ctx->hidden.data};
+    if (!ctx->pool || n < EMBED_MIN_SHARED) {
+        embed_part(&a, 0, 1);
+    } else {
+        sl_pool_run(ctx->pool, embed_part, &a);
+    }
+}
+
+enum sluice_status sl_pass_run(struct sl_context *ctx, const struct sl_batch *batch,
+                               struct sluice_error *err)
 {
     const uint64_t start = sl_clock_now_ns();
-    const int32_t t = sl_plan_tier(ctx->plan, n);
+    const int32_t n = batch->n, t = sl_plan_tier(ctx->plan, n);
     struct sl_pass p = {.ctx = ctx,
                         .vt = ctx->device ? ctx->device->vt : NULL,
                         .tier = &ctx->plan->tiers[t],
                         .n = n,
-                        .n_outputs = n_outputs,
-                        .logits = logits,
+                        .n_outputs = batch->n_outputs,
+                        .logits = batch->logits,
                         .last_download = -1,
                         .err = err};
-    int32_t *const pos = ctx->io.data;
-    for (int32_t i = 0; i < n; i++) {
-        pos[i] = ctx->n_past + i;
-    }
-    const int32_t n_kv = ctx->n_past + n, n_ctx = ctx->plan->options.n_ctx;
-    p.n_kv_max = n_kv;
+    place_tokens(&p, batch);
+    p.n_kv_max = p.n_kv;
     if (uses_graphs(&p)) {
-        const int32_t up = (n_kv + SL_GRAPH_KV_STEP - 1) / SL_GRAPH_KV_STEP * SL_GRAPH_KV_STEP;
+        const int32_t n_ctx = ctx->plan->options.n_ctx;
+        const int32_t up = (p.n_kv + SL_GRAPH_KV_STEP - 1) / SL_GRAPH_KV_STEP * SL_GRAPH_KV_STEP;
         p.n_kv_max = up < n_ctx ? up : n_ctx;
     }
-    sl_trace_pass_begin(ctx->trace, n, ctx->n_past);
-    sl_model_embed(ctx->model, tokens, n, ctx->hidden.data);
+    sl_trace_pass_begin(ctx->trace, n, p.n_kv - (batch->seqs ? 1 : n));
+    embed(ctx, batch->tokens, n);
     const enum sluice_status status = run_steps(&p);
     sl_trace_pass_end(ctx->trace, t, status == SLUICE_STATUS_OK);
     if (status != SLUICE_STATUS_OK) {
         recover(&p);
         return status;
     }
-    ctx->n_past += n;
+    for (int32_t i = 0; batch->seqs && i < n; i++) {
+        ctx->cache.n_past[batch->seqs[i]]++;
+    }
+    ctx->cache.n_past[batch->seq] += batch->seqs ? 0 : n;
     count_pass(ctx, t, n, sl_clock_now_ns() - start);
     return SLUICE_STATUS_OK;
 }

@@ -13,7 +13,8 @@ struct sl_pass {
     const struct sl_device_vtable *vt;
     const struct sl_tier_plan *tier;
     int32_t n;             /* tokens */
-    int32_t n_kv_max;      /* of GPU steps: rounded up where graphs are in use */
+    int32_t n_kv;          /* the last position of any of them, plus 1 */
+    int32_t n_kv_max;      /* the same of GPU steps: rounded up where graphs are in use */
     int32_t n_outputs;     /* logits of the last n_outputs */
     float *logits;         /* or NULL: the context's buffer */
     bool copied;           /* the copy stream was used */

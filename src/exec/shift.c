@@ -24,16 +24,18 @@
 /* How far rows move, and what is to be done with keys. */
 struct shift {
     const struct sl_cpu_kernels *kernels;
+    int32_t seq;
     int32_t n_keep, n_drop, n_left; /* tokens; n_left after the shift */
     int32_t n_pairs;                /* elements that turn, by two */
     bool neox;
     float cosine[MAX_HEAD_DIM / 2], sine[MAX_HEAD_DIM / 2];
 };
 
-/* Layers that are next to each other in memory, and turn alike. */
+/* The cache of one layer. */
 struct shift_work {
     const struct shift *shift;
-    struct sl_kv_view kv; /* of the layer */
+    struct sl_kv_view kv;
+    int32_t seq;
 };
 
 /* The rotation of a layer's keys is that of the operator which made them. */
@@ -67,14 +69,14 @@ static void shift_keys(const struct shift_work *w, int32_t head)
     const struct sl_kv_view *const kv = &w->kv;
     float row[MAX_HEAD_DIM] __attribute__((aligned(64)));
     for (int32_t pos = s->n_keep; pos < s->n_left; pos++) {
-        s->kernels->attention->unpack(kv->types.k, sl_kv_key(kv, 0, pos + s->n_drop, head), row, 1,
-                                      kv->head_dim);
+        s->kernels->attention->unpack(kv->types.k, sl_kv_key(kv, w->seq, pos + s->n_drop, head),
+                                      row, 1, kv->head_dim);
         if (s->neox) {
             s->kernels->rows->rope_neox(row, s->cosine, s->sine, s->n_pairs);
         } else {
             s->kernels->rows->rope_pairs(row, s->cosine, s->sine, s->n_pairs);
         }
-        s->kernels->rows->pack(kv->types.k, row, sl_kv_key(kv, 0, pos, head), kv->head_dim);
+        s->kernels->rows->pack(kv->types.k, row, sl_kv_key(kv, w->seq, pos, head), kv->head_dim);
     }
 }
 
@@ -83,8 +85,8 @@ static void shift_values(const struct shift_work *w, int32_t head)
     const struct shift *const s = w->shift;
     const size_t row_bytes = sl_type_row_bytes(w->kv.types.v, w->kv.head_dim);
     for (int32_t pos = s->n_keep; pos < s->n_left; pos++) {
-        memcpy(sl_kv_value(&w->kv, 0, pos, head), sl_kv_value(&w->kv, 0, pos + s->n_drop, head),
-               row_bytes);
+        memcpy(sl_kv_value(&w->kv, w->seq, pos, head),
+               sl_kv_value(&w->kv, w->seq, pos + s->n_drop, head), row_bytes);
     }
 }
 
@@ -101,13 +103,18 @@ static void shift_heads(void *arg, int thread, int n_threads)
     }
 }
 
-static void shift_layer(const struct sl_context *ctx, const struct shift *s, void *data)
+/* `data` holds the whole pool, or with `in_order` the sequence's blocks one after the other. */
+static void shift_layer(const struct sl_context *ctx, const struct shift *s, void *data,
+                        bool in_order)
 {
     struct shift_work w = {.shift = s,
                            .kv = {.data = data,
                                   .types = ctx->plan->options.kv_types,
                                   .n_kv_heads = (int32_t)ctx->model->hp.n_kv_heads,
-                                  .head_dim = (int32_t)ctx->model->hp.head_dim}};
+                                  .head_dim = (int32_t)ctx->model->hp.head_dim,
+                                  .table = in_order ? NULL : ctx->cache.table,
+                                  .table_stride = ctx->cache.n_blocks},
+                           .seq = in_order ? 0 : s->seq};
     if (ctx->pool) {
         sl_pool_run(ctx->pool, shift_heads, &w);
     } else {
@@ -115,26 +122,41 @@ static void shift_layer(const struct sl_context *ctx, const struct shift *s, voi
     }
 }
 
+/* Blocks begin .. end - 1 of the sequence between a layer's cache in VRAM and `buffer`, where they
+ * are in order. */
+static enum sluice_status move_blocks(struct sl_context *ctx, const struct shift *s, uint8_t *home,
+                                      uint8_t *buffer, int32_t begin, int32_t end, bool up,
+                                      struct sluice_error *err)
+{
+    const struct sl_device_vtable *const vt = ctx->device->vt;
+    const int32_t *const table = ctx->cache.table + (size_t)s->seq * (size_t)ctx->cache.n_blocks;
+    const size_t block_bytes = sl_context_kv_block_bytes(ctx);
+    for (int32_t i = begin; i < end;) {
+        int32_t n = 1;
+        while (i + n < end && table[i + n] == table[i] + n) {
+            n++;
+        }
+        uint8_t *const device = home + (size_t)table[i] * block_bytes;
+        uint8_t *const host = buffer + (size_t)i * block_bytes;
+        const size_t bytes = (size_t)n * block_bytes;
+        SL_TRY(up ? vt->copy_to_device(ctx->device, ctx->compute, device, host, bytes, err)
+                  : vt->copy_to_host(ctx->device, ctx->compute, host, device, bytes, err));
+        i += n;
+    }
+    return vt->stream_sync(ctx->device, ctx->compute, err);
+}
+
 /* A layer whose cache is in VRAM, by way of `buffer`: the blocks from the first that changes on. */
 static enum sluice_status shift_device_layer(struct sl_context *ctx, const struct shift *s,
                                              uint32_t layer, uint8_t *buffer,
                                              struct sluice_error *err)
 {
-    const struct sl_device_vtable *const vt = ctx->device->vt;
-    const size_t block_bytes =
-        sl_kv_block_bytes(ctx->plan->options.kv_types, (int32_t)ctx->model->hp.n_kv_heads,
-                          (int32_t)ctx->model->hp.head_dim);
-    const size_t first = (size_t)(s->n_keep / SL_KV_BLOCK) * block_bytes;
-    const size_t old_end = (size_t)((ctx->n_past - 1) / SL_KV_BLOCK + 1) * block_bytes;
-    const size_t new_end = (size_t)((s->n_left - 1) / SL_KV_BLOCK + 1) * block_bytes;
-    uint8_t *const home = ctx->arena + ctx->plan->kv_offset + layer * ctx->plan->kv_layer_bytes;
-    SL_TRY(vt->copy_to_host(ctx->device, ctx->compute, buffer + first, home + first,
-                            old_end - first, err));
-    SL_TRY(vt->stream_sync(ctx->device, ctx->compute, err));
-    shift_layer(ctx, s, buffer);
-    SL_TRY(vt->copy_to_device(ctx->device, ctx->compute, home + first, buffer + first,
-                              new_end - first, err));
-    return vt->stream_sync(ctx->device, ctx->compute, err);
+    uint8_t *const home = sl_context_kv_home(ctx, layer);
+    const int32_t first = s->n_keep / SL_KV_BLOCK;
+    SL_TRY(move_blocks(ctx, s, home, buffer, first, sl_kv_pool_blocks(s->n_left + s->n_drop), false,
+                       err));
+    shift_layer(ctx, s, buffer, true);
+    return move_blocks(ctx, s, home, buffer, first, sl_kv_pool_blocks(s->n_left), true, err);
 }
 
 static enum sluice_status shift_all(struct sl_context *ctx, struct shift *s, uint8_t *buffer,
@@ -146,29 +168,33 @@ static enum sluice_status shift_all(struct sl_context *ctx, struct shift *s, uin
             continue;
         }
         shift_init(s, ctx, shard);
-        const size_t n_kv_layers = (size_t)ctx->plan->n_kv_layers;
-        if (shard->layer < n_kv_layers) {
+        if (shard->layer < (uint32_t)ctx->plan->n_kv_layers) {
             SL_TRY(shift_device_layer(ctx, s, shard->layer, buffer, err));
         } else {
-            shift_layer(ctx, s,
-                        (uint8_t *)ctx->kv.data +
-                            (shard->layer - n_kv_layers) * ctx->plan->kv_layer_bytes);
+            shift_layer(ctx, s, sl_context_kv_home(ctx, shard->layer), false);
         }
     }
     return SLUICE_STATUS_OK;
 }
 
-enum sluice_status sl_context_shift(struct sl_context *ctx, int32_t n_keep, int32_t n_drop,
-                                    struct sluice_error *err)
+enum sluice_status sl_context_seq_shift(struct sl_context *ctx, int32_t seq, int32_t n_keep,
+                                        int32_t n_drop, struct sluice_error *err)
 {
-    SL_CHECK(n_keep >= 0 && n_drop >= 0 && n_drop <= ctx->n_past - n_keep, INVALID_ARGUMENT, err,
-             "dropping %d tokens after the first %d of %d", n_drop, n_keep, ctx->n_past);
+    SL_CHECK(seq >= 0 && seq < ctx->cache.n_seqs, INVALID_ARGUMENT, err,
+             "sequence %d: the context has %d", seq, ctx->cache.n_seqs);
+    const int32_t n_past = ctx->cache.n_past[seq];
+    SL_CHECK(n_keep >= 0 && n_drop >= 0 && n_drop <= n_past - n_keep, INVALID_ARGUMENT, err,
+             "dropping %d tokens after the first %d of %d", n_drop, n_keep, n_past);
     struct shift s = {.kernels = ctx->kernels,
+                      .seq = seq,
                       .n_keep = n_keep,
                       .n_drop = n_drop,
-                      .n_left = ctx->n_past - n_drop};
+                      .n_left = n_past - n_drop};
     enum sluice_status status = SLUICE_STATUS_OK;
     if (n_drop > 0 && s.n_left > n_keep) {
+        for (int32_t i = n_keep / SL_KV_BLOCK; i < sl_kv_pool_blocks(s.n_left); i++) {
+            SL_TRY(sl_context_own_block(ctx, seq, i, err));
+        }
         uint8_t *buffer = NULL;
         if (ctx->plan->n_kv_layers > 0) {
             buffer = sl_alloc_aligned(SL_MEM_EXEC, ctx->plan->kv_layer_bytes, 64);
@@ -179,6 +205,12 @@ enum sluice_status sl_context_shift(struct sl_context *ctx, int32_t n_keep, int3
         sl_free(buffer);
     }
     /* Half shifted, the cache is of no use. */
-    ctx->n_past = status == SLUICE_STATUS_OK ? s.n_left : 0;
+    sl_kv_pool_truncate(&ctx->cache, seq, status == SLUICE_STATUS_OK ? s.n_left : 0);
     return status;
+}
+
+enum sluice_status sl_context_shift(struct sl_context *ctx, int32_t n_keep, int32_t n_drop,
+                                    struct sluice_error *err)
+{
+    return sl_context_seq_shift(ctx, 0, n_keep, n_drop, err);
 }

@@ -116,7 +116,8 @@ static enum sluice_status map_shared(struct sl_plan *plan, const struct sl_searc
     plan->arena_bytes = choice->arena_bytes;
     plan->consts_offset = 0;
     plan->tables_offset = s->consts_bytes;
-    plan->kv_offset = s->consts_bytes + s->tables_bytes;
+    plan->kv_table_offset = s->consts_bytes + s->tables_bytes;
+    plan->kv_offset = plan->kv_table_offset + s->kv_table_bytes;
     plan->resident_base = sl_search_base_bytes(s, choice->n_kv_layers);
     memset(plan->resident_offset, 0xff, (size_t)n * sizeof *plan->resident_offset);
     plan->n_resident_order = sl_search_resident_order(s, choice->n_kv_layers, plan->resident_order);
@@ -146,6 +147,8 @@ static enum sluice_status check_options(const struct sl_plan_options *o, struct 
 {
     SL_CHECK(o->n_ctx >= 1, INVALID_ARGUMENT, err, "context size %d: at least 1 token is needed",
              o->n_ctx);
+    SL_CHECK(o->n_seqs >= 0 && o->n_seqs <= SL_MAX_SEQS, INVALID_ARGUMENT, err,
+             "%d sequences: up to %d work", o->n_seqs, SL_MAX_SEQS);
     SL_CHECK(o->max_ubatch >= 0, INVALID_ARGUMENT, err, "micro-batch %d: must not be negative",
              o->max_ubatch);
     SL_CHECK(o->max_outputs >= 1, INVALID_ARGUMENT, err, "at least one output row is needed");
@@ -171,7 +174,7 @@ enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *m
         status = sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for a plan");
         goto out;
     }
-    plan->options = *options;
+    plan->options = s.options;
     plan->n_shards = (int32_t)model->n_shards;
     plan->depth = s.depth;
     SL_TRY_OUT(sl_search_run(&s, &choice, err));

@@ -56,11 +56,15 @@ enum sl_strategy {
 const char *sl_strategy_name(enum sl_strategy strategy);
 bool sl_strategy_from_name(const char *name, enum sl_strategy *out);
 
+#define SL_MAX_SEQS 1024
+
 struct sl_plan_options {
     uint64_t budget_bytes;       /* of VRAM, the driver's context not counted; 0: CPU only */
-    int32_t n_ctx;               /* positions of the KV cache */
+    int32_t n_ctx;               /* positions of the KV cache, of all sequences together */
+    int32_t n_seqs;              /* sequences that decode together; 0: 1 */
     int32_t max_ubatch;          /* largest pass in tokens; 0: the planner chooses */
-    int32_t depth;               /* cache positions assumed when predicting; 0: half of n_ctx */
+    int32_t depth;               /* cache positions of a sequence assumed when predicting;
+                                    0: half of its share of n_ctx */
     int32_t max_outputs;         /* rows of logits made at a time; at least 1 */
     size_t page_bytes;           /* granularity of the device's allocator; 0: 2 MiB */
     struct sl_kv_types kv_types; /* of the cache */
@@ -94,7 +98,7 @@ struct sl_tier_plan {
 };
 
 struct sl_plan {
-    struct sl_plan_options options;
+    struct sl_plan_options options; /* n_seqs is at least 1 */
     int32_t n_shards;
     int32_t n_tiers;
     struct sl_tier_plan tiers[SL_N_TIERS];
@@ -114,7 +118,7 @@ struct sl_plan {
 
     int32_t n_kv_layers; /* layers whose KV lives in VRAM: 0 .. this - 1 */
     size_t kv_layer_bytes;
-    size_t consts_offset, kv_offset, resident_base;
+    size_t consts_offset, kv_table_offset, kv_offset, resident_base;
     size_t arena_bytes;
     /* Smallest budget in which the chosen strategy works with the GPU in use. */
     uint64_t smallest_budget_bytes;

@@ -80,6 +80,10 @@ static void measure_shards(struct sl_search *s)
         switch (shard->kind) {
         case SL_SHARD_ATTENTION: {
             const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+            if (s->options.n_seqs > 1) {
+                s->kv_table_bytes =
+                    align_up((size_t)s->options.n_seqs * n_blocks * sizeof(int32_t));
+            }
             s->max_attention_bytes = max_size(s->max_attention_bytes, s->image_bytes[i]);
             s->kv_layer_bytes = align_up(
                 n_blocks * sl_kv_block_bytes(s->options.kv_types, (int32_t)s->model->hp.n_kv_heads,
@@ -116,7 +120,8 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     s->model = model;
     s->profile = profile;
     s->options = *options;
-    s->depth = options->depth > 0 ? options->depth : options->n_ctx / 2;
+    s->options.n_seqs = options->n_seqs > 0 ? options->n_seqs : 1;
+    s->depth = options->depth > 0 ? options->depth : options->n_ctx / s->options.n_seqs / 2;
     s->n_shards = (int32_t)model->n_shards;
     s->n_layers = (int32_t)model->hp.n_layers;
     s->n_tiers = count_tiers(options);
@@ -218,7 +223,8 @@ int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers,
 
 size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers)
 {
-    return s->consts_bytes + s->tables_bytes + (size_t)n_kv_layers * s->kv_layer_bytes;
+    return s->consts_bytes + s->tables_bytes + s->kv_table_bytes +
+           (size_t)n_kv_layers * s->kv_layer_bytes;
 }
 
 /* FFN number j of m that are not resident: streamed when an even spread of n says so. The first of
@@ -661,7 +667,7 @@ static int32_t kv_candidates(const struct sl_search *s, const struct bounds *b, 
         out[0] = s->n_layers;
         return 1;
     }
-    const size_t fixed = s->consts_bytes + activation_bytes(s, 0, false);
+    const size_t fixed = sl_search_base_bytes(s, 0) + activation_bytes(s, 0, false);
     const size_t unit = s->kv_layer_bytes + s->max_attention_bytes;
     int32_t most = 0;
     if (fixed < s->budget_bytes) {

@@ -62,7 +62,7 @@ struct sl_search {
     size_t page_bytes;
     uint64_t budget_bytes; /* usable: whole pages of the device allocator */
     bool head_on_host;     /* in the space that is searched */
-    size_t consts_bytes, kv_layer_bytes;
+    size_t consts_bytes, kv_table_bytes, kv_layer_bytes;
     size_t max_ffn_bytes, max_attention_bytes, head_bytes; /* packed images */
     /* Mixtures, else 0: experts of all layers, bytes of a slot, and of the tables of all layers. */
     int32_t n_experts;
