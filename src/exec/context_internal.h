@@ -22,6 +22,7 @@ struct sl_host_buffer {
  * pass has another size or the cache has outgrown the bound that the graph was made for. */
 struct sl_segment {
     int32_t n_tokens, n_outputs, n_kv_max; /* of the last pass that came here */
+    int32_t end;                           /* one past its last step then */
     int32_t n_same;                        /* passes in a row that were like the one before */
     struct sl_graph *graph;                /* NULL: not recorded yet */
 };

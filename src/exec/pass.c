@@ -543,33 +543,51 @@ static enum sluice_status record_segment(struct sl_pass *p, int32_t k, int32_t e
     return p->vt->graph_end(ctx->device, ctx->compute, out, p->err);
 }
 
-/* Run steps k .. end - 1: as they are until passes of this kind keep coming, then recorded once and
- * replayed. */
-static enum sluice_status run_segment(struct sl_pass *p, int32_t k, int32_t end)
+/* The graph of steps k .. end - 1: recorded when such passes have come some times in a row; NULL:
+ * not yet. A pass that has to wait for weights cuts its steps otherwise: it does without, and the
+ * graph stays for the next one. */
+static enum sluice_status find_graph(struct sl_pass *p, int32_t k, int32_t end,
+                                     struct sl_graph **out)
 {
     struct sl_context *const ctx = p->ctx;
     struct sl_segment *const seg = &ctx->segments[p->tier - ctx->plan->tiers][k];
     const bool same =
         seg->n_tokens == p->n && seg->n_outputs == p->n_outputs && seg->n_kv_max == p->n_kv_max;
+    *out = NULL;
+    if (same && seg->graph && seg->end != end) {
+        return SLUICE_STATUS_OK;
+    }
     if (!same && seg->graph) {
         p->vt->graph_destroy(ctx->device, seg->graph);
         seg->graph = NULL;
     }
-    seg->n_same = same ? seg->n_same + 1 : 0;
+    seg->n_same = same && seg->end == end ? seg->n_same + 1 : 0;
     if (seg->n_same >= SL_GRAPH_AFTER && !seg->graph) {
         SL_TRY(record_segment(p, k, end, &seg->graph));
-    }
-    if (seg->graph) {
-        const int32_t mark =
-            sl_trace_begin(ctx->trace, SL_LANE_GPU, "graph up to", p->tier->steps[end - 1].shard);
-        SL_TRY(p->vt->graph_launch(ctx->device, ctx->compute, seg->graph, p->err));
-        sl_trace_end(ctx->trace, mark, 0);
-    } else {
-        SL_TRY(queue_segment(p, k, end));
     }
     seg->n_tokens = p->n;
     seg->n_outputs = p->n_outputs;
     seg->n_kv_max = p->n_kv_max;
+    seg->end = end;
+    *out = seg->graph;
+    return SLUICE_STATUS_OK;
+}
+
+/* Run steps k .. end - 1: as they are until passes of this kind keep coming, then recorded once and
+ * replayed. */
+static enum sluice_status run_segment(struct sl_pass *p, int32_t k, int32_t end)
+{
+    struct sl_context *const ctx = p->ctx;
+    struct sl_graph *graph = NULL;
+    SL_TRY(find_graph(p, k, end, &graph));
+    if (graph) {
+        const int32_t mark =
+            sl_trace_begin(ctx->trace, SL_LANE_GPU, "graph up to", p->tier->steps[end - 1].shard);
+        SL_TRY(p->vt->graph_launch(ctx->device, ctx->compute, graph, p->err));
+        sl_trace_end(ctx->trace, mark, 0);
+    } else {
+        SL_TRY(queue_segment(p, k, end));
+    }
     /* Replayed or not, the last group of logits lands in the context's buffer. */
     const struct sl_step *const last = &p->tier->steps[end - 1];
     if (step_shard_kind(p, last) == SL_SHARD_HEAD && last->kind == SL_STEP_GPU) {
