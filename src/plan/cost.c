@@ -19,6 +19,20 @@ static struct sl_shard_bind bind_for_cost(const struct sl_search *s, int32_t n_t
                                          .head_dim = (int32_t)hp->head_dim}};
 }
 
+/* Time of an op on a unit. Tokens of as many sequences read a cache each. */
+static double op_ns(const struct sl_search *s, enum sl_unit unit, const struct sl_op *op,
+                    int32_t depth)
+{
+    const int32_t n = sl_search_sequences(s, op->n_tokens);
+    if (op->kind != SL_OP_ATTENTION || n == 1) {
+        return sl_profile_op_ns(s->profile, unit, op, depth);
+    }
+    struct sl_op one = *op;
+    one.n_tokens = 1;
+    const double fixed = s->profile->op_ns[unit];
+    return fixed + n * (sl_profile_op_ns(s->profile, unit, &one, depth) - fixed);
+}
+
 struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_shard *shard,
                                    int32_t n_tokens)
 {
@@ -28,9 +42,9 @@ struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_sh
     struct sl_shard_cost cost = {0};
     int32_t depth = s->depth;
     for (int i = 0; i < n_ops; i++) {
-        cost.cpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU, &ops[i], depth);
-        cost.cpu_busy_ns += sl_profile_op_ns(s->profile, SL_UNIT_CPU_BUSY, &ops[i], depth);
-        cost.gpu_ns += sl_profile_op_ns(s->profile, SL_UNIT_GPU, &ops[i], depth);
+        cost.cpu_ns += op_ns(s, SL_UNIT_CPU, &ops[i], depth);
+        cost.cpu_busy_ns += op_ns(s, SL_UNIT_CPU_BUSY, &ops[i], depth);
+        cost.gpu_ns += op_ns(s, SL_UNIT_GPU, &ops[i], depth);
         /* Later pieces of a long pass look back on the earlier ones. */
         depth += ops[i].kind == SL_OP_ATTENTION ? ops[i].n_tokens : 0;
     }
@@ -121,7 +135,7 @@ const struct sl_shard_cost *sl_cost_candidate(struct sl_search *s, const struct 
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard *const shard = &s->model->shards[i];
         if (streams_kv && s->item_bytes[i] != s->image_bytes[i]) {
-            s->candidate_cost[i].copy_ns += s->kv_copy_ns;
+            s->candidate_cost[i].copy_ns += s->kv_copy_ns[c->tier];
             s->candidate_cost[i].download_ns = s->kv_download_ns[c->tier];
         }
         if (shard->expert_bytes > 0) {

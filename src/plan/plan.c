@@ -225,10 +225,26 @@ double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_prompt)
     return ns;
 }
 
+/* A pass of n sequences, whose time lies between those of full passes of two tiers. */
+static double decode_pass_ns(const struct sl_plan *plan, int32_t n)
+{
+    const int32_t t = sl_plan_tier(plan, n);
+    const struct sl_tier_plan *const tier = &plan->tiers[t];
+    if (t == 0 || n >= tier->n_tokens) {
+        return tier->predicted.pass_ns;
+    }
+    const struct sl_tier_plan *const below = tier - 1;
+    const double part = (double)(n - below->n_tokens) / (tier->n_tokens - below->n_tokens);
+    return below->predicted.pass_ns + part * (tier->predicted.pass_ns - below->predicted.pass_ns);
+}
+
 double sl_plan_tps(const struct sl_plan *plan)
 {
-    const double ns = plan->tiers[0].predicted.pass_ns;
-    return ns > 0 ? 1e9 / ns : 0;
+    double ns = 0;
+    for (int32_t left = plan->options.n_seqs; left > 0; left -= plan->n_ubatch) {
+        ns += decode_pass_ns(plan, left < plan->n_ubatch ? left : plan->n_ubatch);
+    }
+    return ns > 0 ? 1e9 * plan->options.n_seqs / ns : 0;
 }
 
 static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl_model *model,

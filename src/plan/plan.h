@@ -135,7 +135,8 @@ void sl_plan_destroy(struct sl_plan **plan);
 /* The tier for a pass of n tokens (at most n_ubatch): the smallest that holds it. */
 int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens);
 
-/* Predicted time to the first token of a prompt, and tokens per second of decode. */
+/* Predicted time to the first token of a prompt, and tokens per second of decode, of all sequences
+ * together. */
 double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_prompt);
 double sl_plan_tps(const struct sl_plan *plan);
 

@@ -34,6 +34,18 @@ static size_t max_size(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+/* Streamed attention: the caches of its sequences come up, and what is new goes down, whole blocks
+ * where each sequence has one of its own. */
+static void init_tier_kv(struct sl_search *s, int32_t t)
+{
+    const int32_t n = sl_tier_tokens[t], n_sequences = sl_search_sequences(s, n);
+    const double position_bytes = (double)s->kv_layer_bytes / s->options.n_ctx;
+    const double in_use = fmin((double)s->depth * n_sequences, s->options.n_ctx);
+    const double written = n_sequences > 1 ? (double)n * SL_KV_BLOCK : n;
+    s->kv_copy_ns[t] = sl_profile_copy_ns(s->profile, (size_t)(in_use * position_bytes));
+    s->kv_download_ns[t] = sl_profile_download_ns(s->profile, (size_t)(written * position_bytes));
+}
+
 static void init_tier(struct sl_search *s, int32_t t)
 {
     const struct sl_model *const model = s->model;
@@ -66,8 +78,7 @@ static void init_tier(struct sl_search *s, int32_t t)
     const size_t hidden = (size_t)n * model->hp.n_embd * sizeof(float);
     s->hop[t].down_ns = s->profile->hop_ns / 2 + sl_profile_download_ns(s->profile, hidden);
     s->hop[t].up_ns = s->profile->hop_ns / 2 + sl_profile_copy_ns(s->profile, hidden);
-    s->kv_download_ns[t] = sl_profile_download_ns(
-        s->profile, s->kv_layer_bytes / (size_t)s->options.n_ctx * (size_t)n);
+    init_tier_kv(s, t);
 }
 
 static void measure_shards(struct sl_search *s)
@@ -125,6 +136,9 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     s->n_shards = (int32_t)model->n_shards;
     s->n_layers = (int32_t)model->hp.n_layers;
     s->n_tiers = count_tiers(options);
+    while (s->decode_tier + 1 < s->n_tiers && sl_tier_tokens[s->decode_tier] < s->options.n_seqs) {
+        s->decode_tier++;
+    }
     s->page_bytes = options->page_bytes > 0 ? options->page_bytes : PAGE_BYTES;
     s->budget_bytes =
         profile->kind == SL_DEVICE_NONE ? 0 : options->budget_bytes / s->page_bytes * s->page_bytes;
@@ -161,8 +175,6 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     for (int32_t t = 0; t < s->n_tiers; t++) {
         init_tier(s, t);
     }
-    s->kv_copy_ns =
-        sl_profile_copy_ns(profile, s->kv_layer_bytes / (size_t)options->n_ctx * (size_t)s->depth);
     return SLUICE_STATUS_OK;
 }
 
@@ -636,8 +648,9 @@ static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_
     if (out->n_tiers == 0) {
         return HUGE_VAL;
     }
+    const int32_t decode_tier = s->decode_tier < out->n_tiers ? s->decode_tier : out->n_tiers - 1;
     if (s->options.max_ubatch == 0) {
-        out->n_tiers = best_tier + 1;
+        out->n_tiers = (best_tier > decode_tier ? best_tier : decode_tier) + 1;
     }
     for (int32_t t = 0; t < out->n_tiers; t++) {
         const struct sl_candidate *const c = &out->tiers[t];
@@ -652,7 +665,10 @@ static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_
         used += (size_t)c->n_slots * s->slot_bytes;
         out->arena_bytes = max_size(out->arena_bytes, used);
     }
-    return SCORE_GENERATED * out->tiers[0].result.pass_ns + SCORE_PROMPT * best_ns_per_token;
+    const int32_t n_seqs = s->options.n_seqs, n_most = sl_tier_tokens[decode_tier];
+    const int32_t n_passes = (n_seqs + n_most - 1) / n_most;
+    return SCORE_GENERATED * n_passes * out->tiers[decode_tier].result.pass_ns +
+           SCORE_PROMPT * n_seqs * best_ns_per_token;
 }
 
 /* Numbers of KV layers worth trying: the most that fit beside their attention, fewer down to none,

@@ -59,6 +59,9 @@ struct sl_search {
     int32_t depth;
     int32_t n_shards, n_layers;
     int32_t n_tiers; /* tiers up to the largest micro-batch asked for */
+    /* The tier that goes on with all sequences. Where there are several, full passes of this tier
+     * and of those below it are taken to be of as many sequences as tokens. */
+    int32_t decode_tier;
     size_t page_bytes;
     uint64_t budget_bytes; /* usable: whole pages of the device allocator */
     bool head_on_host;     /* in the space that is searched */
@@ -73,7 +76,7 @@ struct sl_search {
      * item_bytes follows the candidate's KV homes (sl_search_place). */
     size_t *image_bytes, *resident_bytes, *item_bytes;
     struct sl_shard_cost *cost[SL_N_TIERS]; /* weights only; KV added per candidate */
-    double kv_copy_ns, kv_download_ns[SL_N_TIERS];
+    double kv_copy_ns[SL_N_TIERS], kv_download_ns[SL_N_TIERS];
     struct sl_mixture_cost *mixture[SL_N_TIERS]; /* by class; NULL where dense */
     /* Scratch of the scoring loop. */
     struct sl_shard_cost *candidate_cost;
@@ -93,6 +96,13 @@ void sl_search_finish(struct sl_search *s);
 /* Find the best choice. BUDGET when the strategy does not fit. */
 enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
                                  struct sluice_error *err);
+
+/* How many sequences a full pass of a tier of n tokens belongs to: 1 or n. */
+static inline int32_t sl_search_sequences(const struct sl_search *s, int32_t n_tokens)
+{
+    const bool many = s->options.n_seqs > 1 && n_tokens <= sl_tier_tokens[s->decode_tier];
+    return many ? n_tokens : 1;
+}
 
 /* Rules that turn counts into placements; used by the search and to build the final plan. */
 int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers, int32_t *order);
