@@ -128,6 +128,12 @@ static void gather_queries(const struct work *w, const struct tile *tile, int n_
         const int32_t row = tile->first + r;
         const int64_t at = (int64_t)row_token(w, row) * w->op->n_heads + row_head(w, tile, row);
         const float *src = w->op->q + at * n;
+        float turned[SL_KV_MAX_HEAD_DIM];
+        if (sl_kv_turns_keys(w->op->kv.types)) {
+            memcpy(turned, src, sizeof(float) * (size_t)n);
+            sl_kv_turn(turned, n);
+            src = turned;
+        }
         if (n_padded == 0) {
             for (int i = 0; i < n; i++) {
                 q[r * n + i] = src[i] * scale;

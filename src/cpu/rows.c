@@ -4,6 +4,7 @@
  * equal runs; each is small and costs the same.
  */
 #include <math.h>
+#include <string.h>
 
 #include "cpu/team.h"
 #include "op/kv.h"
@@ -75,8 +76,14 @@ void sl_cpu_kv_store(const struct sl_cpu_thread *t, const struct sl_op *op)
         const int32_t seq = store->seq != NULL ? store->seq[token] : 0;
         const int32_t pos = store->pos[token];
         const int64_t at = row * kv->head_dim;
-        t->kernels->rows->pack(kv->types.k, store->k + at, sl_kv_key(kv, seq, pos, head),
-                               kv->head_dim);
+        const float *key = store->k + at;
+        float turned[SL_KV_MAX_HEAD_DIM] __attribute__((aligned(64)));
+        if (sl_kv_turns_keys(kv->types)) {
+            memcpy(turned, key, sizeof(float) * (size_t)kv->head_dim);
+            sl_kv_turn(turned, kv->head_dim);
+            key = turned;
+        }
+        t->kernels->rows->pack(kv->types.k, key, sl_kv_key(kv, seq, pos, head), kv->head_dim);
         t->kernels->rows->pack(kv->types.v, store->v + at, sl_kv_value(kv, seq, pos, head),
                                kv->head_dim);
     }

@@ -19,8 +19,6 @@
 #include "exec/context_internal.h"
 #include "op/kv.h"
 
-#define MAX_HEAD_DIM 256
-
 /* How far rows move, and what is to be done with keys. */
 struct shift {
     const struct sl_cpu_kernels *kernels;
@@ -28,7 +26,7 @@ struct shift {
     int32_t n_keep, n_drop, n_left; /* tokens; n_left after the shift */
     int32_t n_pairs;                /* elements that turn, by two */
     bool neox;
-    float cosine[MAX_HEAD_DIM / 2], sine[MAX_HEAD_DIM / 2];
+    float cosine[SL_KV_MAX_HEAD_DIM / 2], sine[SL_KV_MAX_HEAD_DIM / 2];
 };
 
 /* The cache of one layer. */
@@ -67,14 +65,20 @@ static void shift_keys(const struct shift_work *w, int32_t head)
 {
     const struct shift *const s = w->shift;
     const struct sl_kv_view *const kv = &w->kv;
-    float row[MAX_HEAD_DIM] __attribute__((aligned(64)));
+    float row[SL_KV_MAX_HEAD_DIM] __attribute__((aligned(64)));
     for (int32_t pos = s->n_keep; pos < s->n_left; pos++) {
         s->kernels->attention->unpack(kv->types.k, sl_kv_key(kv, w->seq, pos + s->n_drop, head),
                                       row, 1, kv->head_dim);
+        if (sl_kv_turns_keys(kv->types)) {
+            sl_kv_turn(row, kv->head_dim);
+        }
         if (s->neox) {
             s->kernels->rows->rope_neox(row, s->cosine, s->sine, s->n_pairs);
         } else {
             s->kernels->rows->rope_pairs(row, s->cosine, s->sine, s->n_pairs);
+        }
+        if (sl_kv_turns_keys(kv->types)) {
+            sl_kv_turn(row, kv->head_dim);
         }
         s->kernels->rows->pack(kv->types.k, row, sl_kv_key(kv, w->seq, pos, head), kv->head_dim);
     }

@@ -19,6 +19,30 @@ static inline char *sl_kv_block(const struct sl_kv_view *kv, int32_t seq, int32_
            (size_t)block * sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim);
 }
 
+#define SL_KV_TURN 32 /* elements that are turned together: a block of Q4_0 */
+#define SL_KV_TURN_SCALE 0.17677669529663687f /* 2^-2.5 */
+
+/* Turn a row of n elements, a multiple of SL_KV_TURN, in place: each block by the orthonormal
+ * Hadamard matrix, which is its own inverse. Everyone adds in this order, so that caches are the
+ * same to the bit. */
+static inline void sl_kv_turn(float *row, int32_t n)
+{
+    for (float *x = row; x < row + n; x += SL_KV_TURN) {
+        for (int step = 1; step < SL_KV_TURN; step *= 2) {
+            for (int i = 0; i < SL_KV_TURN; i += 2 * step) {
+                for (int j = i; j < i + step; j++) {
+                    const float a = x[j], b = x[j + step];
+                    x[j] = a + b;
+                    x[j + step] = a - b;
+                }
+            }
+        }
+        for (int i = 0; i < SL_KV_TURN; i++) {
+            x[i] *= SL_KV_TURN_SCALE;
+        }
+    }
+}
+
 /* The packed key of (seq, pos) for one KV head: a row of head_dim elements. */
 static inline void *sl_kv_key(const struct sl_kv_view *kv, int32_t seq, int32_t pos, int32_t head)
 {

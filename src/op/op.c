@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 
-#define MAX_HEAD_DIM 256
 /* Far above any model, and small enough that sizes in bytes cannot overflow 64 bits. */
 #define MAX_DIM (INT64_C(1) << 24)
 
@@ -183,9 +182,9 @@ static enum sluice_status validate_kv(const struct sl_kv_view *kv, const char *w
              sl_type_name(kv->types.k), sl_type_name(kv->types.v));
     SL_CHECK(kv->n_kv_heads >= 1 && kv->n_kv_heads <= MAX_DIM, INTERNAL, err, "%s: %d KV heads",
              what, kv->n_kv_heads);
-    SL_CHECK(kv->head_dim >= 32 && kv->head_dim % 32 == 0 && kv->head_dim <= MAX_HEAD_DIM, INTERNAL,
-             err, "%s: head size %d (multiples of 32 up to %d work)", what, kv->head_dim,
-             MAX_HEAD_DIM);
+    SL_CHECK(kv->head_dim >= 32 && kv->head_dim % 32 == 0 && kv->head_dim <= SL_KV_MAX_HEAD_DIM,
+             INTERNAL, err, "%s: head size %d (multiples of 32 up to %d work)", what, kv->head_dim,
+             SL_KV_MAX_HEAD_DIM);
     SL_CHECK(kv->table == NULL || kv->table_stride >= 1, INTERNAL, err, "%s: block table of %d",
              what, kv->table_stride);
     return SLUICE_STATUS_OK;

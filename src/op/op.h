@@ -108,6 +108,7 @@ struct sl_kv_types {
  * elements of their type. Token `pos` of sequence s lives at row pos % SL_KV_BLOCK of block
  * table[s * table_stride + pos / SL_KV_BLOCK]; without a table the block is pos / SL_KV_BLOCK. */
 #define SL_KV_BLOCK 64
+#define SL_KV_MAX_HEAD_DIM 256
 
 struct sl_kv_view {
     void *data;
@@ -117,6 +118,14 @@ struct sl_kv_view {
     const int32_t *table; /* [n_sequences, table_stride] or NULL */
     int32_t table_stride;
 };
+
+/* Keys of type Q4_0 are kept turned (sl_kv_turn in op/kv.h): a few large elements, as keys have
+ * them, would take all steps of their block. Attention turns its queries alike, which leaves every
+ * product of the two as it was. */
+static inline bool sl_kv_turns_keys(struct sl_kv_types types)
+{
+    return types.k == SL_TYPE_Q4_0;
+}
 
 /* Store k and v of each token at its position. */
 struct sl_op_kv_store {

@@ -129,7 +129,12 @@ static void kv_store_ref(const struct sl_op_kv_store *op, int32_t n_tokens)
             const int64_t row = (int64_t)t * kv->n_kv_heads + h;
             void *k = sl_kv_key(kv, seq, op->pos[t], h);
             void *v = sl_kv_value(kv, seq, op->pos[t], h);
-            sl_quantize_row(kv->types.k, op->k + row * kv->head_dim, k, kv->head_dim);
+            float key[SL_KV_MAX_HEAD_DIM];
+            memcpy(key, op->k + row * kv->head_dim, sizeof(float) * (size_t)kv->head_dim);
+            if (sl_kv_turns_keys(kv->types)) {
+                sl_kv_turn(key, kv->head_dim);
+            }
+            sl_quantize_row(kv->types.k, key, k, kv->head_dim);
             sl_quantize_row(kv->types.v, op->v + row * kv->head_dim, v, kv->head_dim);
         }
     }
@@ -155,7 +160,11 @@ static void attention_row_ref(const struct sl_op_attention *op, int32_t token, i
 {
     const int32_t n = op->kv.head_dim;
     const int64_t row = (int64_t)token * op->n_heads + head;
-    const float *q = op->q + row * n;
+    float q[SL_KV_MAX_HEAD_DIM];
+    memcpy(q, op->q + row * n, sizeof(float) * (size_t)n);
+    if (sl_kv_turns_keys(op->kv.types)) {
+        sl_kv_turn(q, n);
+    }
     const int32_t kv_head = head / (op->n_heads / op->kv.n_kv_heads);
     const int32_t seq = op->seq != NULL ? op->seq[token] : 0;
     const int32_t last = op->pos[token];

@@ -113,6 +113,7 @@ struct sl_emu_exchange {
 
 struct sl_emulator {
     uint8_t *shared;
+    size_t shared_bytes;
     dim3 block, grid, block_dim;
     std::vector<sl_emu_fiber> fibers;
     std::vector<sl_emu_group> warps;
@@ -250,6 +251,7 @@ static inline int sl_emulate_launch(dim3 grid, dim3 block, size_t shared,
      * the reads that kernels may do past a row. */
     uint8_t *memory = (uint8_t *)aligned_alloc(128, (shared + 127 + 16) / 128 * 128 + 128);
     sl_emu.shared = memory;
+    sl_emu.shared_bytes = shared;
     for (unsigned i = 0; i < grid.x * grid.y * grid.z; i++) {
         sl_emu.block = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
         memset(memory, 0xff, shared); /* NaN in every float format */

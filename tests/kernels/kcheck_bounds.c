@@ -258,6 +258,11 @@ static void attention_row_bounds(const struct kc_instance *in, const struct kc_p
     const int32_t seq = o->seq != NULL ? o->seq[token] : 0;
     const int32_t last = o->pos[token];
     const int32_t first = o->window > 0 && last >= o->window ? last - o->window + 1 : 0;
+    float q[SL_KV_MAX_HEAD_DIM];
+    memcpy(q, &o->q[row * n], sizeof(float) * (size_t)n);
+    if (sl_kv_turns_keys(o->kv.types)) {
+        sl_kv_turn(q, n);
+    }
     double top_value = 0.0, top_logit = 0.0;
     for (int32_t pos = first; pos <= last; pos++) {
         float key[256], value[256];
@@ -265,7 +270,7 @@ static void attention_row_bounds(const struct kc_instance *in, const struct kc_p
         sl_dequantize_row(o->kv.types.v, sl_kv_value(&o->kv, seq, pos, kv_head), value, n);
         double logit = 0.0;
         for (int32_t i = 0; i < n; i++) {
-            logit += fabs((double)o->q[row * n + i] * (double)key[i]);
+            logit += fabs((double)q[i] * (double)key[i]);
             top_value = fmax(top_value, fabs((double)value[i]));
         }
         top_logit = fmax(top_logit, logit * (double)o->scale);

@@ -157,12 +157,38 @@ static void test_kv_addresses(void **state)
     assert_int_equal((char *)sl_kv_key(&kv, 1, 127, 1) - base, 7 * block + (64 + 63) * row);
 }
 
+/* Turning is a product with the matrix of signs (-1)^(bits that both indices have), over the root
+ * of its size; done twice it is nothing. */
+static void test_kv_turn(void **state)
+{
+    (void)state;
+    float row[2 * SL_KV_TURN], turned[2 * SL_KV_TURN];
+    for (int i = 0; i < 2 * SL_KV_TURN; i++) {
+        row[i] = turned[i] = (float)((i * 37 + 11) % 23) - 10.5f;
+    }
+    sl_kv_turn(turned, 2 * SL_KV_TURN);
+    for (int i = 0; i < 2 * SL_KV_TURN; i++) {
+        double wanted = 0.0;
+        for (int j = 0; j < SL_KV_TURN; j++) {
+            const bool odd = __builtin_popcount((unsigned)(i % SL_KV_TURN & j)) % 2 != 0;
+            wanted += (odd ? -1.0 : 1.0) * (double)row[i / SL_KV_TURN * SL_KV_TURN + j];
+        }
+        assert_float_equal(turned[i], wanted / sqrt((double)SL_KV_TURN), 1e-4);
+    }
+    sl_kv_turn(turned, 2 * SL_KV_TURN);
+    for (int i = 0; i < 2 * SL_KV_TURN; i++) {
+        assert_float_equal(turned[i], row[i], 1e-4);
+    }
+    assert_true(sl_kv_turns_keys((struct sl_kv_types){SL_TYPE_Q4_0, SL_TYPE_F16}));
+    assert_false(sl_kv_turns_keys((struct sl_kv_types){SL_TYPE_Q8_0, SL_TYPE_Q4_0}));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_valid),         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_gated_heights), cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_kv_addresses),
+        cmocka_unit_test(test_kv_addresses),  cmocka_unit_test(test_kv_turn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

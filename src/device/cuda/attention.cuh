@@ -14,7 +14,7 @@
  *                   (registers)      (registers)                                (registers)
  *
  * Keys and values come through a ring of R slots in shared memory, filled R - 1 slots ahead by
- * asynchronous copies in the order K0 V0 K1 V1 ... Rows in a slot are swizzled in units of 16
+ * asynchronous copies in the order K0 V0 K1 V1 ... Rows of a tile are swizzled in units of 16
  * bytes: eight rows at one column, which is what ldmatrix reads, lie in eight different bank
  * groups.
  *
@@ -51,49 +51,141 @@ static __device__ __forceinline__ sl_attn_row sl_attn_find_row(const sl_attn_arg
     return r;
 }
 
-/* Q of the block's rows, scaled and rounded to f16, into registers or shared memory. */
+/* One step of turning a block: two elements that a thread holds itself. */
+static __device__ __forceinline__ void sl_attn_turn_pair(float &low, float &high)
+{
+    const float a = low;
+    low = a + high;
+    high = a - high;
+}
+
+/* One step between lanes that differ in the bit `mask`. */
+static __device__ __forceinline__ float sl_attn_turn_lanes(float x, int mask)
+{
+    const float other = __shfl_xor_sync(SL_ALL_LANES, x, mask);
+    return (threadIdx.x & (unsigned)mask) != 0 ? other - x : x + other;
+}
+
+/* Eight neighbouring elements of a block of 32; the others are with the three lanes beside. */
+static __device__ __forceinline__ void sl_attn_turn_chunk(float v[8])
+{
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if ((i & step) == 0) {
+                sl_attn_turn_pair(v[i], v[i + step]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i] = sl_attn_turn_lanes(sl_attn_turn_lanes(v[i], 1), 2) * SL_KV_TURN_SCALE;
+    }
+}
+
+/* A thread's elements of a block of 32 in the layout of fragments: v[k][h] are columns
+ * 16 k + 8 h + 2 t and the next, t being lane % 4. */
+static __device__ __forceinline__ void sl_attn_turn_fragment(float2 v[2][2])
+{
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float2 &x = v[k][h];
+            sl_attn_turn_pair(x.x, x.y);
+            x.x = sl_attn_turn_lanes(sl_attn_turn_lanes(x.x, 1), 2);
+            x.y = sl_attn_turn_lanes(sl_attn_turn_lanes(x.y, 1), 2);
+        }
+        sl_attn_turn_pair(v[k][0].x, v[k][1].x);
+        sl_attn_turn_pair(v[k][0].y, v[k][1].y);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        sl_attn_turn_pair(v[0][h].x, v[1][h].x);
+        sl_attn_turn_pair(v[0][h].y, v[1][h].y);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            v[k][h].x *= SL_KV_TURN_SCALE;
+            v[k][h].y *= SL_KV_TURN_SCALE;
+        }
+    }
+}
+
+/* Q of the block's rows, scaled and rounded to f16, into registers or shared memory. Turned where
+ * the keys are. */
 template <class S>
 static __device__ __forceinline__ void sl_attn_load_q(const sl_attn_args &a, sl_attn_state<S> &st,
                                                       const sl_attn_row row[2], int first_row,
                                                       uint32_t q_shared)
 {
     const int lane = threadIdx.x % SL_WARP;
+    const bool turned = S::CACHE != SL_ATTN_F16 && a.kv_type[0] == SL_TYPE_Q4_0;
     if constexpr (S::Q_SHARED) {
+        static_assert(S::ROWS * S::CHUNKS % SL_WARP == 0, "whole warps");
         for (int at = threadIdx.x; at < S::ROWS * S::CHUNKS; at += S::THREADS) {
             const int in_tile = at / S::CHUNKS;
             const int chunk = at % S::CHUNKS;
             const sl_attn_row r = sl_attn_find_row(a, first_row + in_tile);
             const float *q = a.q + ((int64_t)r.token * a.n_heads + r.head) * S::D + chunk * 8;
-            uint4 v = make_uint4(0, 0, 0, 0);
+            float v[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
             if (r.valid) {
-                const float4 x = reinterpret_cast<const float4 *>(q)[0];
-                const float4 y = reinterpret_cast<const float4 *>(q)[1];
-                v.x = sl_pack_f16(x.x * a.q_scale, x.y * a.q_scale);
-                v.y = sl_pack_f16(x.z * a.q_scale, x.w * a.q_scale);
-                v.z = sl_pack_f16(y.x * a.q_scale, y.y * a.q_scale);
-                v.w = sl_pack_f16(y.z * a.q_scale, y.w * a.q_scale);
+                *reinterpret_cast<float4 *>(v) = reinterpret_cast<const float4 *>(q)[0];
+                *reinterpret_cast<float4 *>(v + 4) = reinterpret_cast<const float4 *>(q)[1];
             }
-            sl_store_shared_16(q_shared + sl_attn_swizzle<S::D>(in_tile, chunk), v);
+            if (turned) {
+                sl_attn_turn_chunk(v);
+            }
+            sl_store_shared_16(q_shared + sl_attn_swizzle<S::D>(in_tile, chunk),
+                               make_uint4(sl_pack_f16(v[0] * a.q_scale, v[1] * a.q_scale),
+                                          sl_pack_f16(v[2] * a.q_scale, v[3] * a.q_scale),
+                                          sl_pack_f16(v[4] * a.q_scale, v[5] * a.q_scale),
+                                          sl_pack_f16(v[6] * a.q_scale, v[7] * a.q_scale)));
         }
         __syncthreads();
         const int warp_row = (int)threadIdx.x / SL_WARP % S::WM * 16;
         st.q_address = q_shared + (warp_row + (lane & 15)) * (S::D * 2);
     } else {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const sl_attn_row &r = row[i & 1];
-            const float *q = a.q + ((int64_t)r.token * a.n_heads + r.head) * S::D + 2 * (lane & 3) +
-                             (i >> 1) * 8;
+        for (int i = 0; i < 2; i++) {
+            const sl_attn_row &r = row[i];
+            const float *q = a.q + ((int64_t)r.token * a.n_heads + r.head) * S::D + 2 * (lane & 3);
 #pragma unroll
-            for (int k = 0; k < S::D / 16; k++) {
-                float2 v = make_float2(0.0f, 0.0f);
-                if (r.valid) {
-                    v = *reinterpret_cast<const float2 *>(q + k * 16);
+            for (int block = 0; block < S::D / 32; block++) {
+                float2 v[2][2];
+#pragma unroll
+                for (int part = 0; part < 4; part++) {
+                    v[part >> 1][part & 1] = make_float2(0.0f, 0.0f);
+                    if (r.valid) {
+                        v[part >> 1][part & 1] =
+                            *reinterpret_cast<const float2 *>(q + block * 32 + part * 8);
+                    }
                 }
-                st.q[k][i] = sl_pack_f16(v.x * a.q_scale, v.y * a.q_scale);
+                if (turned) {
+                    sl_attn_turn_fragment(v);
+                }
+#pragma unroll
+                for (int part = 0; part < 4; part++) {
+                    const float2 &x = v[part >> 1][part & 1];
+                    st.q[2 * block + (part >> 1)][i + 2 * (part & 1)] =
+                        sl_pack_f16(x.x * a.q_scale, x.y * a.q_scale);
+                }
             }
         }
     }
+}
+
+/* The F16 tile of an item that has arrived. Unpacked by all threads of the ring, which meet before
+ * they use it; that they are done with the tile before is what the wait for the item made sure. */
+template <class S>
+static __device__ __forceinline__ uint32_t sl_attn_open(const sl_attn_args &a,
+                                                        sl_attn_feed<S> &feed, int item)
+{
+    const uint32_t tile = feed.open(a, item);
+    if (S::CACHE != SL_ATTN_F16) {
+        sl_attn_ring_sync<S>();
+    }
+    return tile;
 }
 
 /* One run over the tiles of this block's range. */
@@ -122,11 +214,11 @@ static __device__ __forceinline__ void sl_attn_do_run(const sl_attn_args &a, sl_
     }
     for (int tile = begin; tile < end; tile++) {
         const int pos0 = tile * S::BN;
-        const int slot = 2 * (tile - begin);
+        const int item = 2 * (tile - begin);
         sl_copy_async_wait<S::R - 2>();
         sl_attn_ring_sync<S>();
         feed.start(a);
-        st.multiply_keys(ring + (slot & (S::R - 1)) * S::SLOT_BYTES);
+        st.multiply_keys(sl_attn_open<S>(a, feed, item));
         if (a.cap_log2 != 0.0f) {
             st.soft_cap(a.cap_log2);
         }
@@ -139,7 +231,7 @@ static __device__ __forceinline__ void sl_attn_do_run(const sl_attn_args &a, sl_
         sl_copy_async_wait<S::R - 2>();
         sl_attn_ring_sync<S>();
         feed.start(a);
-        st.multiply_values(ring + ((slot + 1) & (S::R - 1)) * S::SLOT_BYTES);
+        st.multiply_values(sl_attn_open<S>(a, feed, item + 1));
     }
     /* The next user of the ring's memory must find nobody reading or filling it. */
     sl_copy_async_wait<0>();

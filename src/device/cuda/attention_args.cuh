@@ -32,10 +32,10 @@ struct sl_attn_args {
 };
 
 /* attention_decode.cu, attention_prefill.cu: fill in n_splits (at most max_splits) and launch. */
-int sl_cuda_attention_decode(cudaStream_t stream, sl_attn_args *args, bool quantized,
-                             int max_splits, const struct sl_cuda_props *props);
-int sl_cuda_attention_prefill(cudaStream_t stream, sl_attn_args *args, bool quantized,
-                              int max_splits, const struct sl_cuda_props *props);
+int sl_cuda_attention_decode(cudaStream_t stream, sl_attn_args *args, int max_splits,
+                             const struct sl_cuda_props *props);
+int sl_cuda_attention_prefill(cudaStream_t stream, sl_attn_args *args, int max_splits,
+                              const struct sl_cuda_props *props);
 /* attention_merge.cu */
 int sl_cuda_attention_merge(cudaStream_t stream, const sl_attn_args *args,
                             const struct sl_cuda_props *props);

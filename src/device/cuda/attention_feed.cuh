@@ -8,21 +8,29 @@
 
 #include "device/cuda/attention_args.cuh"
 
-template <int D_, int WM_, int WN_, int NB_, int R_, bool Q_SHARED_, bool QUANTIZED_>
+/* What a cache holds. Both sides F16: tiles are used where they arrive. Both packed: the ring holds
+ * packed rows, and a tile is unpacked to F16 just before its use. Mixed: slots are large enough for
+ * F16, and there are fewer. */
+enum sl_attn_cache { SL_ATTN_F16, SL_ATTN_PACKED, SL_ATTN_MIXED };
+
+template <int D_, int WM_, int WN_, int NB_, int R_, bool Q_SHARED_, enum sl_attn_cache CACHE_>
 struct sl_attn_shape {
     static constexpr int D = D_;   /* head size */
     static constexpr int WM = WM_; /* warps along rows, 16 rows each */
     static constexpr int WN = WN_; /* warps along positions, NB each */
     static constexpr int NB = NB_;
-    static constexpr int R = R_;                  /* ring slots, a power of two */
-    static constexpr bool Q_SHARED = Q_SHARED_;   /* Q in shared memory instead of registers */
-    static constexpr bool QUANTIZED = QUANTIZED_; /* keys, values or both */
+    static constexpr int R = R_;                /* ring slots, a power of two */
+    static constexpr bool Q_SHARED = Q_SHARED_; /* Q in shared memory instead of registers */
+    static constexpr enum sl_attn_cache CACHE = CACHE_;
     static constexpr int ROWS = 16 * WM;
     static constexpr int BN = NB * WN;
     static constexpr int THREADS = SL_WARP * WM * WN;
-    static constexpr int CHUNKS = D / 8; /* 16-byte pieces of an f16 row */
-    static constexpr int SLOT_BYTES = NB * D * 2;
-    static constexpr int RING_BYTES = SLOT_BYTES * R;
+    static constexpr int CHUNKS = D / 8;          /* 16-byte pieces of an f16 row */
+    static constexpr int TILE_BYTES = NB * D * 2; /* as F16 */
+    static constexpr int SLOT_BYTES = CACHE == SL_ATTN_PACKED ? NB * (D / 32) * 34 : TILE_BYTES;
+    /* Before the ring: the tile that packed rows are unpacked to. */
+    static constexpr int STAGE_BYTES = CACHE == SL_ATTN_F16 ? 0 : TILE_BYTES;
+    static constexpr int RING_BYTES = STAGE_BYTES + SLOT_BYTES * R;
     static constexpr int Q_BYTES = Q_SHARED ? ROWS * D * 2 : 0;
     /* Meeting of the warps along positions: values padded against bank conflicts, then max, sum. */
     static constexpr int MEET_STRIDE = D + 8;
@@ -94,38 +102,50 @@ static __device__ __forceinline__ sl_attn_run sl_attn_find_run(const sl_attn_arg
     return run;
 }
 
-/* Eight elements of a quantized row as f16. The scale is read as two bytes: blocks are 2-byte
- * aligned only. */
-static __device__ __forceinline__ uint4 sl_attn_unpack(const char *row, int chunk, bool q4)
+/* Two bytes of `word` as f16: 1024 + byte is 0x6400 + byte. `pick` 0x4140: bytes 0 and 1, 0x4342: 2
+ * and 3. `offset` is 1024 plus what is to be taken off, twice; `scale` the block's scale, twice.
+ * The difference is a whole number, so that only the product rounds. */
+static __device__ __forceinline__ uint32_t sl_attn_scaled_pair(uint32_t word, uint32_t pick,
+                                                               uint32_t offset, uint32_t scale)
 {
-    uint32_t packed[4];
-    const int quarter = chunk & 3;
-    const char *block = row + (chunk >> 2) * (q4 ? 18 : 34);
-    const float d = sl_f16_value(*reinterpret_cast<const uint16_t *>(block));
+    const uint32_t level = sl_half2_sub(sl_bytes_pick(word, 0x64646464u, pick), offset);
+    return sl_half2_fma(level, scale, 0);
+}
+
+/* Eight elements of a packed row in shared memory as f16: quarter `quarter` of the block at
+ * `block`, which is 2-byte aligned. */
+static __device__ __forceinline__ uint4 sl_attn_unpack(uint32_t block, int quarter, uint32_t scale,
+                                                       bool q4)
+{
     /* Q4_0: elements 0..15 are the low halves of 16 bytes, 16..31 the high ones. */
-    const int at = q4 ? 2 + (quarter & 1) * 8 : 2 + quarter * 8;
-    const uint16_t *src = reinterpret_cast<const uint16_t *>(block + at);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t pair = src[i];
-        int low, high;
-        if (q4) {
-            const int shift = quarter >= 2 ? 4 : 0;
-            low = (int)(pair >> shift & 15u) - 8;
-            high = (int)(pair >> (8 + shift) & 15u) - 8;
-        } else {
-            low = (int8_t)(pair & 255u);
-            high = (int8_t)(pair >> 8);
-        }
-        packed[i] = sl_pack_f16(d * (float)low, d * (float)high);
+    const uint32_t at = block + 2 + 8 * (uint32_t)(q4 ? quarter & 1 : quarter);
+    const uint32_t first = at & ~3u;
+    const uint32_t shift = 8 * (at & 2);
+    const uint32_t middle = sl_load_shared_4(first + 4);
+    uint32_t low = sl_funnel(sl_load_shared_4(first), middle, shift);
+    /* Where nothing is shifted the third word is not needed, and may lie past the end of the
+     * memory. */
+    uint32_t high = sl_funnel(middle, sl_load_shared_4(first + 4 + 2 * (at & 2)), shift);
+    uint32_t offset = 0x64806480u; /* 1024 + 128 */
+    if (q4) {
+        const int half = quarter >= 2 ? 4 : 0;
+        low = low >> half & 0x0f0f0f0fu;
+        high = high >> half & 0x0f0f0f0fu;
+        offset = 0x64086408u; /* 1024 + 8 */
+    } else {
+        low ^= 0x80808080u;
+        high ^= 0x80808080u;
     }
-    return make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    return make_uint4(sl_attn_scaled_pair(low, 0x4140, offset, scale),
+                      sl_attn_scaled_pair(low, 0x4342, offset, scale),
+                      sl_attn_scaled_pair(high, 0x4140, offset, scale),
+                      sl_attn_scaled_pair(high, 0x4342, offset, scale));
 }
 
 /* State of filling one ring: which item comes next and where its block lies. Items are
  * K, V of tile `tile`, K, V of the next, ... */
 template <class S> struct sl_attn_feed {
-    uint32_t ring; /* shared address */
+    uint32_t ring; /* shared address: stage, then slots */
     int item;      /* next to start */
     int n_items;
     int first_tile;
@@ -168,33 +188,82 @@ template <class S> struct sl_attn_feed {
         sl_copy_async_commit();
     }
 
+    __device__ __forceinline__ uint32_t slot_of(int at_item) const
+    {
+        return ring + S::STAGE_BYTES + (uint32_t)(at_item & (S::R - 1)) * S::SLOT_BYTES;
+    }
+
     __device__ __forceinline__ void copy(const sl_attn_args &a, int is_value)
     {
         const int pos0 = (first_tile + item / 2) * S::BN + first_row;
         const char *src = sl_cuda_kv_row(a.kv, block, is_value, kv_head, pos0 % SL_KV_BLOCK);
-        const enum sl_type type = S::QUANTIZED ? a.kv_type[is_value] : SL_TYPE_F16;
-        const uint32_t slot = ring + (item & (S::R - 1)) * S::SLOT_BYTES;
+        if (S::CACHE == SL_ATTN_F16 ||
+            (S::CACHE == SL_ATTN_MIXED && a.kv_type[is_value] == SL_TYPE_F16)) {
+            copy_tile(src, pos0);
+        } else {
+            /* Whole rows, those too that nobody sees: unpacking leaves them out. NB rows are a
+             * multiple of 16 bytes, and so is where they begin. */
+            const int n = S::NB * a.kv.row_bytes[is_value] / 16;
+            for (int at = threadIdx.x % (SL_WARP * S::WM); at < n; at += SL_WARP * S::WM) {
+                sl_copy_async_16(slot_of(item) + at * 16, src + at * 16, true);
+            }
+        }
+    }
+
+    /* F16 rows to where they are used. */
+    __device__ __forceinline__ void copy_tile(const char *src, int pos0)
+    {
         constexpr int n_threads = SL_WARP * S::WM;
         constexpr int n_chunks = S::NB * S::CHUNKS;
-        static_assert(n_chunks % n_threads == 0, "every thread copies as much");
         const int thread = threadIdx.x % n_threads;
+        const uint32_t slot = slot_of(item);
 #pragma unroll
-        for (int i = 0; i < n_chunks / n_threads; i++) {
+        for (int i = 0; i < (n_chunks + n_threads - 1) / n_threads; i++) {
             const int at = thread + i * n_threads;
+            if (n_chunks % n_threads != 0 && at >= n_chunks) {
+                break;
+            }
             const int row = at / S::CHUNKS;
             const int chunk = at % S::CHUNKS;
-            const uint32_t dst = slot + sl_attn_swizzle<S::D>(row, chunk);
             const bool valid = pos0 + row >= kv_begin && pos0 + row < kv_end;
-            if (type == SL_TYPE_F16) {
-                sl_copy_async_16(dst, src + at * 16, valid);
-                continue;
+            sl_copy_async_16(slot + sl_attn_swizzle<S::D>(row, chunk), src + at * 16, valid);
+        }
+    }
+
+    /* Where item `at_item`, which has arrived, can be used as F16. */
+    __device__ __forceinline__ uint32_t open(const sl_attn_args &a, int at_item)
+    {
+        const int is_value = at_item & 1;
+        if (S::CACHE == SL_ATTN_F16 ||
+            (S::CACHE == SL_ATTN_MIXED && a.kv_type[is_value] == SL_TYPE_F16)) {
+            return slot_of(at_item);
+        }
+        const bool q4 = a.kv_type[is_value] == SL_TYPE_Q4_0;
+        const int pos0 = (first_tile + at_item / 2) * S::BN + first_row;
+        unpack_tile(slot_of(at_item), a.kv.row_bytes[is_value], pos0, q4);
+        return ring;
+    }
+
+    /* A thread unpacks blocks of 32 elements. The order of a block's quarters differs between
+     * blocks so that the lanes of a store meet in no bank. */
+    __device__ __forceinline__ void unpack_tile(uint32_t slot, int row_bytes, int pos0, bool q4)
+    {
+        constexpr int n_blocks = S::NB * (S::D / 32);
+        for (int at = threadIdx.x % (SL_WARP * S::WM); at < n_blocks; at += SL_WARP * S::WM) {
+            const int row = at / (S::D / 32);
+            const int in_row = at % (S::D / 32);
+            const bool valid = pos0 + row >= kv_begin && pos0 + row < kv_end;
+            const uint32_t packed = slot + row * row_bytes + in_row * (q4 ? 18 : 34);
+            const uint32_t scale = sl_load_shared_2(packed) * 0x10001u;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int quarter = i ^ (S::D <= 128 ? in_row & 2 : (in_row >> 1) & 3);
+                uint4 v = make_uint4(0, 0, 0, 0);
+                if (valid) {
+                    v = sl_attn_unpack(packed, quarter, scale, q4);
+                }
+                sl_store_shared_16(ring + sl_attn_swizzle<S::D>(row, in_row * 4 + quarter), v);
             }
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (valid) {
-                v = sl_attn_unpack(src + row * a.kv.row_bytes[is_value], chunk,
-                                   type == SL_TYPE_Q4_0);
-            }
-            sl_store_shared_16(dst, v);
         }
     }
 };

@@ -7,44 +7,49 @@
  */
 #include "device/cuda/attention.cuh"
 
-template <int D, bool QUANTIZED>
+template <int D, enum sl_attn_cache CACHE>
 static int launch_prefill(cudaStream_t stream, sl_attn_args *args, int max_splits,
                           const struct sl_cuda_props *props)
 {
     constexpr bool small = D <= 128;
-    using shape = sl_attn_shape<D, 4, 1, small ? 64 : 32, 2, !small, QUANTIZED>;
+    constexpr int rows = small ? 64 : CACHE == SL_ATTN_F16 ? 32 : 16; /* what fits into sm_75 */
+    using shape = sl_attn_shape<D, 4, 1, rows, 2, !small, CACHE>;
     return sl_attn_launch<shape>(stream, args, max_splits, props);
 }
 
-template <bool QUANTIZED>
+template <enum sl_attn_cache CACHE>
 static int launch_prefill_head_dim(cudaStream_t stream, sl_attn_args *args, int max_splits,
                                    const struct sl_cuda_props *props)
 {
     switch (args->head_dim) {
     case 32:
-        return launch_prefill<32, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<32, CACHE>(stream, args, max_splits, props);
     case 64:
-        return launch_prefill<64, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<64, CACHE>(stream, args, max_splits, props);
     case 96:
-        return launch_prefill<96, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<96, CACHE>(stream, args, max_splits, props);
     case 128:
-        return launch_prefill<128, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<128, CACHE>(stream, args, max_splits, props);
     case 160:
-        return launch_prefill<160, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<160, CACHE>(stream, args, max_splits, props);
     case 192:
-        return launch_prefill<192, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<192, CACHE>(stream, args, max_splits, props);
     case 224:
-        return launch_prefill<224, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<224, CACHE>(stream, args, max_splits, props);
     case 256:
-        return launch_prefill<256, QUANTIZED>(stream, args, max_splits, props);
+        return launch_prefill<256, CACHE>(stream, args, max_splits, props);
     default:
         return SL_CUDA_UNSUPPORTED;
     }
 }
 
-int sl_cuda_attention_prefill(cudaStream_t stream, sl_attn_args *args, bool quantized,
-                              int max_splits, const struct sl_cuda_props *props)
+int sl_cuda_attention_prefill(cudaStream_t stream, sl_attn_args *args, int max_splits,
+                              const struct sl_cuda_props *props)
 {
-    return quantized ? launch_prefill_head_dim<true>(stream, args, max_splits, props)
-                     : launch_prefill_head_dim<false>(stream, args, max_splits, props);
+    const bool keys = args->kv_type[0] != SL_TYPE_F16, values = args->kv_type[1] != SL_TYPE_F16;
+    if (!keys && !values) {
+        return launch_prefill_head_dim<SL_ATTN_F16>(stream, args, max_splits, props);
+    }
+    return keys && values ? launch_prefill_head_dim<SL_ATTN_PACKED>(stream, args, max_splits, props)
+                          : launch_prefill_head_dim<SL_ATTN_MIXED>(stream, args, max_splits, props);
 }

@@ -8,6 +8,7 @@
 #define SL_DEVICE_CUDA_KV_CUH
 
 #include "device/cuda/common.cuh"
+#include "op/kv.h"
 
 /* A view with its sizes worked out, passed to kernels by value. */
 struct sl_cuda_kv {

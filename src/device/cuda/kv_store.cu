@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Append keys and values [n_tokens, n_kv_heads, head_dim] to the cache, rounded to its type.
- * Keys and values of one type go in one launch, blockIdx.y telling them apart.
+ * Keys and values of one type go in one launch, blockIdx.y telling them apart. Keys of Q4_0 are
+ * turned first (sl_kv_turn in op/kv.h), by the warp that packs them.
  *
  * F16: a thread rounds eight elements and writes them with one 16-byte store. Q8_0 and Q4_0: a
  * warp packs one block of 32 elements, a lane an element, with the roundings of the scalar
@@ -99,6 +100,17 @@ static __device__ __forceinline__ uint16_t scale_bits(float d)
     return sl_f16_bits(fminf(fmaxf(d, -65504.0f), 65504.0f));
 }
 
+/* A lane's element of the turned block. */
+static __device__ __forceinline__ float turn(float x, int lane)
+{
+#pragma unroll
+    for (int step = 1; step < SL_KV_TURN; step *= 2) {
+        const float other = __shfl_xor_sync(SL_ALL_LANES, x, step);
+        x = (lane & step) != 0 ? other - x : x + other;
+    }
+    return x * SL_KV_TURN_SCALE;
+}
+
 template <enum sl_type TYPE>
 static __global__ void __launch_bounds__(STORE_THREADS) store_quantized_kernel(const store_args a)
 {
@@ -109,7 +121,10 @@ static __global__ void __launch_bounds__(STORE_THREADS) store_quantized_kernel(c
     }
     uint32_t piece;
     char *row = target_row(a, index, &piece);
-    const float x = (my_side(a) == 0 ? a.k : a.v)[(int64_t)index * QK + lane];
+    float x = (my_side(a) == 0 ? a.k : a.v)[(int64_t)index * QK + lane];
+    if (TYPE == SL_TYPE_Q4_0 && my_side(a) == 0) {
+        x = turn(x, lane);
+    }
     const float extreme = warp_extreme(x);
     if constexpr (TYPE == SL_TYPE_Q8_0) {
         /* 2 bytes of scale, 32 signed bytes */

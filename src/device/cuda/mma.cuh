@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensor-core and asynchronous-copy instructions as functions, from sm_75 up. Where a target lacks
- * an instruction the function does the same with what it has: sm_75 multiplies in two halves and
- * copies through registers, so that waiting for copies is nothing to do.
+ * Shared-memory and asynchronous-copy instructions on addresses in shared memory, from sm_75 up:
+ * what attention needs beside the instructions of linear_port.cuh. Where a target lacks an
+ * instruction the function does the same with what it has: sm_75 copies through registers, so that
+ * waiting for copies is nothing to do.
  *
- * Fragments of the 16 x 8 x 16 product, for lane = 4 * g + t (g = 0..7, t = 0..3), each register
- * two f16, the lower column or row in the low half:
- *   A  a0 (row g,     cols 2t..)  a1 (row g + 8, cols 2t..)
- *      a2 (row g,     cols 2t+8)  a3 (row g + 8, cols 2t+8)
- *   B  b0 (rows 2t.., col g)      b1 (rows 2t+8.., col g)
- *   C  c0 c1 (row g, cols 2t, 2t+1)   c2 c3 (row g + 8, cols 2t, 2t+1)   f32
+ * Fragments of the 16 x 8 x 16 product (sl_mma_f16), for lane = 4 * g + t (g = 0..7, t = 0..3),
+ * each register two f16, the lower column or row in the low half: A  a0 (row g,     cols 2t..)  a1
+ * (row g + 8, cols 2t..) a2 (row g,     cols 2t+8)  a3 (row g + 8, cols 2t+8) B  b0 (rows 2t.., col
+ * g)      b1 (rows 2t+8.., col g) C  c0 c1 (row g, cols 2t, 2t+1)   c2 c3 (row g + 8, cols 2t,
+ * 2t+1)   f32
  */
 #ifndef SL_DEVICE_CUDA_MMA_CUH
 #define SL_DEVICE_CUDA_MMA_CUH
 
 #include "device/cuda/common.cuh"
+#include "device/cuda/linear_port.cuh"
 
 #ifdef SL_CUDA_EMULATE
 
@@ -37,8 +38,24 @@ static inline void sl_ldmatrix_x4_trans(uint32_t r[4], uint32_t address)
 
 static inline void sl_store_shared_16(uint32_t address, uint4 v)
 {
-    sl_emulate_check(address % 16 == 0, "shared store alignment");
+    sl_emulate_check(address % 16 == 0 && address + 16 <= sl_emu.shared_bytes, "shared store");
     memcpy(sl_emu.shared + address, &v, 16);
+}
+
+static inline uint32_t sl_load_shared_4(uint32_t address)
+{
+    uint32_t v;
+    sl_emulate_check(address % 4 == 0 && address + 4 <= sl_emu.shared_bytes, "shared load");
+    memcpy(&v, sl_emu.shared + address, 4);
+    return v;
+}
+
+static inline uint32_t sl_load_shared_2(uint32_t address)
+{
+    uint16_t v;
+    sl_emulate_check(address % 2 == 0 && address + 2 <= sl_emu.shared_bytes, "shared load");
+    memcpy(&v, sl_emu.shared + address, 2);
+    return v;
 }
 
 static inline void sl_copy_async_16(uint32_t address, const void *src, bool valid)
@@ -68,27 +85,6 @@ static __device__ __forceinline__ uint32_t sl_shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* c += a b */
-static __device__ __forceinline__ void sl_mma_f16(float c[4], const uint32_t a[4], uint32_t b0,
-                                                  uint32_t b1)
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(b0));
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[2]), "r"(a[3]), "r"(b1));
-#endif
-}
-
 /* Four 8 x 8 matrices of f16 from shared memory; lanes 8i .. 8i + 7 give the addresses of the rows
  * of matrix i, 16 bytes each. Register i: row lane / 4, elements 2 (lane % 4) and the next. */
 static __device__ __forceinline__ void sl_ldmatrix_x4(uint32_t r[4], uint32_t address)
@@ -113,6 +109,20 @@ static __device__ __forceinline__ void sl_store_shared_16(uint32_t address, uint
     asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y),
                  "r"(v.z), "r"(v.w)
                  : "memory");
+}
+
+static __device__ __forceinline__ uint32_t sl_load_shared_4(uint32_t address)
+{
+    uint32_t v;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t sl_load_shared_2(uint32_t address)
+{
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+    return v;
 }
 
 /* Start copying 16 bytes from global to shared memory, or 16 zero bytes when not `valid` (the
