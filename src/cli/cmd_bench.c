@@ -2,7 +2,8 @@
  *
  * `sluice bench`: prompt and generation speed at depths and budgets, as a table or as rows for
  * bench/results (see docs/performance.md for their fields). Every figure stands beside what the
- * planner predicted and the share of the machine's limit that was reached.
+ * planner predicted and the share of the machine's limit that was reached. Several sequences
+ * (--parallel) are measured generating together; their speed is that of all.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +34,7 @@ struct row {
     enum metric metric;
     int64_t budget_mib; /* -1: no limit given */
     int32_t n_prompt, n_generated, depth;
-    int32_t n_ubatch;
+    int32_t n_ubatch, n_seqs;
     double value, spread, predicted, limit_fraction;
     double peak_mib;
 };
@@ -41,11 +42,15 @@ struct row {
 struct bench {
     const struct sl_options *options;
     struct sl_engine e;
-    struct values prompts, generated, depths;
+    struct values prompts, generated, depths, parallel;
     bool after_prompt; /* generate at the end of each prompt, else at the depths alone */
+    int32_t n_seqs;    /* that generate together now */
     struct sl_kv_types kv_types;
     int repeats;
-    int32_t *tokens;
+    int32_t n_longest; /* tokens of a sequence */
+    int32_t *tokens;   /* [sequences, n_longest] */
+    int32_t *seqs;     /* 0, 1, ... */
+    int32_t *next;     /* a token for each */
     struct row *rows;
     int n_rows, room;
     struct sl_progress progress;
@@ -80,40 +85,65 @@ static int32_t most_of(const struct values *v)
     return most;
 }
 
-/* Fill the cache up to `depth`. It always holds the first of the same tokens: what is there stays.
- */
+/* Fill the cache of each sequence up to `depth`. It always holds the first of the same tokens: what
+ * is there stays. */
 static enum sluice_status eval_depth(struct bench *b, int32_t depth, struct sluice_error *err)
 {
-    const int32_t have = sl_context_n_past(b->e.ctx);
-    sl_context_truncate(b->e.ctx, depth);
-    return have < depth ? sl_context_eval(b->e.ctx, b->tokens + have, depth - have, 0, NULL, err)
-                        : SLUICE_STATUS_OK;
+    for (int32_t s = 0; s < b->n_seqs; s++) {
+        const int32_t have = sl_context_seq_n_past(b->e.ctx, s);
+        const int32_t *const tokens = b->tokens + (size_t)s * (size_t)b->n_longest;
+        sl_context_seq_truncate(b->e.ctx, s, depth);
+        if (have < depth) {
+            SL_TRY(sl_context_eval_seq(b->e.ctx, s, tokens + have, depth - have, 0, NULL, err));
+        }
+    }
+    return SLUICE_STATUS_OK;
+}
+
+/* One more token for every sequence, in as few passes as the plan takes. */
+static enum sluice_status decode_all(struct bench *b, int32_t pos, struct sluice_error *err)
+{
+    const int32_t most = sl_context_plan(b->e.ctx)->n_ubatch;
+    for (int32_t s = 0; s < b->n_seqs; s++) {
+        b->next[s] = b->tokens[(size_t)s * (size_t)b->n_longest + (size_t)pos];
+    }
+    for (int32_t s = 0; s < b->n_seqs; s += most) {
+        const int32_t n = b->n_seqs - s < most ? b->n_seqs - s : most;
+        SL_TRY(sl_context_decode(b->e.ctx, b->seqs + s, b->next + s, n, NULL, err));
+    }
+    return SLUICE_STATUS_OK;
 }
 
 /* Time one test once, from a cache of `depth` tokens. */
 static enum sluice_status time_once(struct bench *b, enum metric metric, int32_t n, int32_t depth,
                                     uint64_t *ns, struct sluice_error *err)
 {
-    sl_context_truncate(b->e.ctx, depth);
+    for (int32_t s = 0; s < b->n_seqs; s++) {
+        sl_context_seq_truncate(b->e.ctx, s, depth);
+    }
     const uint64_t start = sl_clock_now_ns();
     if (metric == METRIC_PREFILL) {
         SL_TRY(sl_context_eval(b->e.ctx, b->tokens + depth, n, 1, NULL, err));
     } else {
         for (int32_t i = 0; i < n; i++) {
-            SL_TRY(sl_context_eval(b->e.ctx, b->tokens + depth + i, 1, 1, NULL, err));
+            SL_TRY(decode_all(b, depth + i, err));
         }
     }
     *ns = sl_clock_now_ns() - start;
     return SLUICE_STATUS_OK;
 }
 
-/* What no schedule of this plan could beat, for n tokens. */
+/* What no schedule of this plan could beat, for n tokens of each sequence. */
 static double limit_ns(const struct sl_plan *plan, enum metric metric, int32_t n)
 {
-    if (metric == METRIC_DECODE) {
-        return n * plan->tiers[0].limit_ns;
-    }
     double ns = 0;
+    if (metric == METRIC_DECODE) {
+        for (int32_t left = plan->options.n_seqs; left > 0; left -= plan->n_ubatch) {
+            const int32_t m = left < plan->n_ubatch ? left : plan->n_ubatch;
+            ns += n * plan->tiers[sl_plan_tier(plan, m)].limit_ns;
+        }
+        return ns;
+    }
     for (int32_t left = n; left > 0;) {
         const int32_t m = left < plan->n_ubatch ? left : plan->n_ubatch;
         const struct sl_tier_plan *const tier = &plan->tiers[sl_plan_tier(plan, m)];
@@ -146,7 +176,8 @@ static enum sluice_status run_test(struct bench *b, enum metric metric, int32_t 
                      .n_generated = metric == METRIC_DECODE ? n : 0,
                      .depth = depth,
                      .n_ubatch = plan->n_ubatch,
-                     .value = 1e9 * n / median,
+                     .n_seqs = b->n_seqs,
+                     .value = 1e9 * n * b->n_seqs / median,
                      .spread = (ns[b->repeats - 1] - ns[0]) / median,
                      .predicted = metric == METRIC_DECODE ? sl_plan_tps(plan)
                                                           : 1e9 * n / sl_plan_ttft_ns(plan, n),
@@ -172,7 +203,7 @@ static enum sluice_status run_depth(struct bench *b, int32_t depth, int64_t mib,
 {
     for (int i = 0; i < b->prompts.n; i++) {
         const int32_t n = b->prompts.v[i];
-        if (n > 0) {
+        if (n > 0 && b->n_seqs == 1) {
             SL_TRY(run_test(b, METRIC_PREFILL, n, depth, mib, err));
         }
         if (b->after_prompt) {
@@ -182,11 +213,20 @@ static enum sluice_status run_depth(struct bench *b, int32_t depth, int64_t mib,
     return b->after_prompt ? SLUICE_STATUS_OK : run_generations(b, depth, mib, err);
 }
 
-static enum sluice_status run_budget(struct bench *b, const char *text, struct sluice_error *err)
+/* All tests of a context of `n_seqs` sequences. */
+static enum sluice_status run_budget(struct bench *b, const char *text, int32_t n_seqs,
+                                     struct sluice_error *err)
 {
     struct sl_budget budget;
     struct sl_plan_options plan = sl_engine_plan_options(&b->e, b->options);
     b->kv_types = plan.kv_types;
+    b->n_seqs = plan.n_seqs = n_seqs;
+    if (n_seqs > 1) {
+        /* Each has whole blocks. */
+        const int32_t n_blocks = (plan.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+        plan.n_ctx = n_seqs * n_blocks * SL_KV_BLOCK;
+        plan.max_outputs = n_seqs > plan.max_outputs ? n_seqs : plan.max_outputs;
+    }
     SL_TRY(sl_budget_parse(text, &budget, err));
     SL_TRY(sl_engine_resolve_budget(&budget, false, &b->e.info, &plan.budget_bytes, err));
     plan.depth = most_of(&b->depths) + (b->after_prompt ? most_of(&b->prompts) : 0) +
@@ -238,8 +278,13 @@ static void print_markdown(const struct bench *b)
         const struct row *const r = &b->rows[i];
         char budget[32], test[64];
         budget_text(r, budget, sizeof budget);
-        snprintf(test, sizeof test, "%s %d%s", r->metric == METRIC_PREFILL ? "prompt" : "generate",
-                 r->metric == METRIC_PREFILL ? r->n_prompt : r->n_generated, "");
+        if (r->metric == METRIC_PREFILL) {
+            snprintf(test, sizeof test, "prompt %d", r->n_prompt);
+        } else if (r->n_seqs == 1) {
+            snprintf(test, sizeof test, "generate %d", r->n_generated);
+        } else {
+            snprintf(test, sizeof test, "generate %d x %d", r->n_seqs, r->n_generated);
+        }
         printf("| %s | %s at %d | %.2f | %.1f%% | %.2f | %.0f%% | %.1f |\n", budget, test, r->depth,
                r->value, 100 * r->spread, r->predicted, 100 * r->limit_fraction, r->peak_mib);
     }
@@ -247,13 +292,14 @@ static void print_markdown(const struct bench *b)
 
 static void print_csv(const struct bench *b)
 {
-    printf("model,device,threads,budget_mib,metric,prompt_tokens,generated_tokens,depth,ubatch,"
-           "value,spread,predicted,limit_fraction,peak_vram_mib\n");
+    printf(
+        "model,device,threads,budget_mib,metric,prompt_tokens,generated_tokens,depth,ubatch,batch,"
+        "value,spread,predicted,limit_fraction,peak_vram_mib\n");
     for (int i = 0; i < b->n_rows; i++) {
         const struct row *const r = &b->rows[i];
-        printf("%s,%s,%d,%lld,%s,%d,%d,%d,%d,%.4f,%.4f,%.4f,%.4f,%.2f\n", model_name(b),
+        printf("%s,%s,%d,%lld,%s,%d,%d,%d,%d,%d,%.4f,%.4f,%.4f,%.4f,%.2f\n", model_name(b),
                device_name(b), b->e.n_threads, (long long)r->budget_mib, metric_name(r),
-               r->n_prompt, r->n_generated, r->depth, r->n_ubatch, r->value, r->spread,
+               r->n_prompt, r->n_generated, r->depth, r->n_ubatch, r->n_seqs, r->value, r->spread,
                r->predicted, r->limit_fraction, r->peak_mib);
     }
 }
@@ -287,7 +333,7 @@ static enum sluice_status print_json(const struct bench *b, struct sluice_error 
         sl_json_i64(&json, o, "generated_tokens", r->n_generated);
         sl_json_i64(&json, o, "depth", r->depth);
         sl_json_i64(&json, o, "ubatch", r->n_ubatch);
-        sl_json_i64(&json, o, "batch", 1);
+        sl_json_i64(&json, o, "batch", r->n_seqs);
         sl_json_i64(&json, o, "threads", b->e.n_threads);
         sl_json_string(&json, o, "kv_type_k", sl_type_name(b->kv_types.k));
         sl_json_string(&json, o, "kv_type_v", sl_type_name(b->kv_types.v));
@@ -324,7 +370,13 @@ static enum sluice_status parse_options(struct bench *b, struct sluice_error *er
     SL_TRY(parse_values(sl_options_text(o, SL_OPT_BENCH_GENERATE), "--n-gen", &b->generated, err));
     SL_TRY(parse_values(sl_options_text(o, SL_OPT_BENCH_DEPTH), "--n-depth", &b->depths, err));
     b->repeats = (int)sl_options_int(o, SL_OPT_BENCH_REPEATS);
-    b->after_prompt = sl_options_flag(o, SL_OPT_BENCH_AFTER_PROMPT);
+    const char *const parallel = sl_options_text(o, SL_OPT_BENCH_PARALLEL);
+    b->after_prompt = parallel || sl_options_flag(o, SL_OPT_BENCH_AFTER_PROMPT);
+    SL_TRY(parse_values(parallel ? parallel : "1", "--parallel", &b->parallel, err));
+    for (int i = 0; i < b->parallel.n; i++) {
+        SL_CHECK(b->parallel.v[i] >= 1 && b->parallel.v[i] <= SL_MAX_SEQS, INVALID_ARGUMENT, err,
+                 "--parallel %s: 1 to %d sequences work", parallel, SL_MAX_SEQS);
+    }
     return SLUICE_STATUS_OK;
 }
 
@@ -336,7 +388,7 @@ static enum sluice_status run_all(struct bench *b, const char *budgets, struct s
     for (const char *c = list; *c; c++) {
         n_budgets += *c == ',';
     }
-    b->n_total = n_budgets * b->depths.n * b->prompts.n * (1 + b->generated.n);
+    b->n_total = n_budgets * b->parallel.n * b->depths.n * b->prompts.n * (1 + b->generated.n);
     if (!b->after_prompt) {
         b->n_total = n_budgets * b->depths.n * (b->prompts.n + b->generated.n);
     }
@@ -348,11 +400,33 @@ static enum sluice_status run_all(struct bench *b, const char *budgets, struct s
     char *rest = NULL;
     for (char *one = strtok_r(list, ",", &rest); one && status == SLUICE_STATUS_OK;
          one = strtok_r(NULL, ",", &rest)) {
-        status = run_budget(b, one, err);
+        for (int i = 0; i < b->parallel.n && status == SLUICE_STATUS_OK; i++) {
+            status = run_budget(b, one, b->parallel.v[i], err);
+        }
     }
     sl_progress_finish(&b->progress);
     sl_free(list);
     return status;
+}
+
+/* Random tokens, others for every sequence. */
+static enum sluice_status make_tokens(struct bench *b, int32_t n_longest, struct sluice_error *err)
+{
+    const size_t n_seqs = (size_t)most_of(&b->parallel), n = n_seqs * (size_t)n_longest;
+    b->n_longest = n_longest;
+    b->tokens = sl_calloc(SL_MEM_CLI, n, sizeof *b->tokens);
+    b->seqs = sl_calloc(SL_MEM_CLI, n_seqs, sizeof *b->seqs);
+    b->next = sl_calloc(SL_MEM_CLI, n_seqs, sizeof *b->next);
+    SL_CHECK(b->tokens && b->seqs && b->next, OUT_OF_MEMORY, err, "no memory for tokens");
+    uint32_t state = 12345;
+    for (size_t i = 0; i < n; i++) {
+        state = state * 1664525u + 1013904223u;
+        b->tokens[i] = (int32_t)((state >> 8) % b->e.model->hp.n_vocab);
+    }
+    for (size_t i = 0; i < n_seqs; i++) {
+        b->seqs[i] = (int32_t)i;
+    }
+    return SLUICE_STATUS_OK;
 }
 
 enum sluice_status sl_cmd_bench(const struct sl_options *options, struct sluice_error *err)
@@ -367,14 +441,7 @@ enum sluice_status sl_cmd_bench(const struct sl_options *options, struct sluice_
     SL_CHECK(n_ctx > 0, INVALID_ARGUMENT, err, "nothing to measure: --n-prompt and --n-gen are 0");
     enum sluice_status status = sl_engine_open(&b.e, options, n_ctx, err);
     if (status == SLUICE_STATUS_OK) {
-        b.tokens = sl_calloc(SL_MEM_CLI, (size_t)n_ctx, sizeof *b.tokens);
-        status = b.tokens ? SLUICE_STATUS_OK
-                          : sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for tokens");
-    }
-    uint32_t state = 12345;
-    for (int32_t i = 0; status == SLUICE_STATUS_OK && i < n_ctx; i++) {
-        state = state * 1664525u + 1013904223u;
-        b.tokens[i] = (int32_t)((state >> 8) % b.e.model->hp.n_vocab);
+        status = make_tokens(&b, n_ctx, err);
     }
     if (status == SLUICE_STATUS_OK) {
         status = run_all(&b, sl_options_text(options, SL_OPT_BENCH_VRAM), err);
@@ -387,6 +454,8 @@ enum sluice_status sl_cmd_bench(const struct sl_options *options, struct sluice_
     }
     sl_free(b.rows);
     sl_free(b.tokens);
+    sl_free(b.seqs);
+    sl_free(b.next);
     sl_engine_close(&b.e);
     return status;
 }
