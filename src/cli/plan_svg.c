@@ -132,7 +132,7 @@ static void draw_head(struct picture *p)
     for (size_t i = 0; i < N_PLACES; i++) {
         box(p, x, 50, 12, 12, places[i].color, NULL);
         text(p, x + 17, 60, "start", "%s", places[i].name);
-        x += 140;
+        x += 156;
     }
     static const char *const others[][2] = {{COLOR_KV, "KV cache"},
                                             {COLOR_ACTIVATIONS, "activations"},
