@@ -13,6 +13,7 @@
 
 #include "base/mem.h"
 #include "plan/plan.h"
+#include "plan/search.h"
 #include "steps_walk.h"
 #include "synth/synth.h"
 
@@ -409,6 +410,128 @@ static void test_strategies(void **state)
 
 /* A refusal names a budget that works and that is the smallest, at any size of page; a budget below
  * one page is refused like any other. */
+/* ---- plans at random ---- */
+
+static uint64_t rng_state = 88172645463325252u;
+
+static int32_t below(int32_t n)
+{
+    rng_state ^= rng_state << 13;
+    rng_state ^= rng_state >> 7;
+    rng_state ^= rng_state << 17;
+    return (int32_t)((rng_state >> 33) % (uint64_t)n);
+}
+
+/* Any placement that fits, tier by tier: residents need be no prefix of anything. Returns the time
+ * of the pass, or HUGE_VAL. */
+static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers, int32_t taste)
+{
+    const struct sl_tier_sizes *const z = &s->sizes[tier];
+    const int32_t n = s->n_shards;
+    const size_t most = s->max_ffn_bytes > s->max_attention_bytes + s->kv_layer_bytes
+                            ? s->max_ffn_bytes
+                            : s->max_attention_bytes + s->kv_layer_bytes;
+    size_t used = sl_search_base_bytes(s, n_kv_layers) + z->hidden_bytes + z->io_bytes +
+                  z->workspace_bytes + z->scratch_bytes + z->logits_bytes;
+    const size_t ring = (size_t)below(4) * (most > s->head_bytes ? most : s->head_bytes);
+    used += ring;
+    if (used > s->budget_bytes) {
+        return HUGE_VAL;
+    }
+    bool streams = false;
+    for (int32_t k = 0, first = below(n); k < n; k++) {
+        const int32_t i = (int32_t)(((int64_t)first + (int64_t)k * 7) % n);
+        const struct sl_shard *const shard = &s->model->shards[i];
+        const bool attention = shard->kind == SL_SHARD_ATTENTION;
+        const bool kv_here = attention && (int32_t)shard->layer < n_kv_layers;
+        s->item_bytes[i] = s->image_bytes[i] + (attention && !kv_here ? s->kv_layer_bytes : 0);
+        if (!(attention && !kv_here) && used + s->image_bytes[i] <= s->budget_bytes &&
+            below(10) < taste) {
+            s->placement[i] = SL_PLACE_RESIDENT;
+            used += s->image_bytes[i];
+            continue;
+        }
+        const bool stream = kv_here || (ring > 0 && below(3) == 0);
+        if (stream && ring == 0) {
+            return HUGE_VAL;
+        }
+        s->placement[i] = stream ? SL_PLACE_STREAMED : SL_PLACE_HOST;
+        streams = streams || stream;
+    }
+    const int32_t n_steps =
+        sl_steps_compile(s->placement, s->item_bytes, n, ring, s->steps, s->step_scratch);
+    if (n_steps < 0) {
+        return HUGE_VAL;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        s->candidate_cost[i] = s->cost[tier][i];
+        if (s->item_bytes[i] != s->image_bytes[i]) {
+            s->candidate_cost[i].copy_ns += s->kv_copy_ns;
+            s->candidate_cost[i].download_ns = s->kv_download_ns[tier];
+        }
+    }
+    return sl_steps_simulate(s->steps, n_steps, s->placement, s->candidate_cost, &s->hop[tier],
+                             s->done_ns, s->ready_ns, NULL)
+        .pass_ns;
+}
+
+static double random_score(struct sl_search *s)
+{
+    const int32_t n_kv_layers = below(s->n_layers + 1), taste = 1 + below(10);
+    double decode = HUGE_VAL, best = HUGE_VAL;
+    for (int32_t t = 0; t < s->n_tiers; t++) {
+        double ns = HUGE_VAL; /* a tier must work, so it is tried again */
+        for (int k = 0; k < 4 && ns == HUGE_VAL; k++) {
+            ns = random_tier(s, t, n_kv_layers, taste);
+        }
+        if (ns == HUGE_VAL) {
+            return HUGE_VAL;
+        }
+        decode = t == 0 ? ns : decode;
+        best = fmin(best, ns / sl_tier_tokens[t]);
+    }
+    return SCORE_GENERATED * decode + SCORE_PROMPT * best;
+}
+
+/* Of 200 random plans none is predicted to be more than 3 % faster. */
+static void test_random_plans(void **state)
+{
+    (void)state;
+    int n_feasible = 0;
+    for (size_t m = 0; m < N_MODELS; m++) {
+        if (models[m]->hp.n_experts > 0) {
+            continue; /* placed by counts: test_strategies */
+        }
+        for (int machine = 0; machine < N_MACHINES; machine++) {
+            struct sluice_error err;
+            struct sl_profile profile;
+            make_profile((enum machine)machine, &profile);
+            const uint64_t whole = whole_budget(models[m], &profile, 64);
+            for (uint64_t k = 1; k <= 8; k++) {
+                const struct sl_plan_options o = plan_options(whole * k / 8, SL_STRATEGY_AUTO, 64);
+                double found = 0;
+                uint64_t needed = 0;
+                struct sl_search s;
+                assert_true(make_plan(models[m], &profile, &o, &found, &needed));
+                assert_ok(sl_search_init(&s, models[m], &profile, &o, &err), err);
+                for (int i = 0; i < 200; i++) {
+                    const double score = random_score(&s);
+                    n_feasible += score < HUGE_VAL;
+                    if (found > 1.03 * score) {
+                        fail_msg("%s, machine %d, budget %llu of %llu: a random plan is %.3f times "
+                                 "as fast",
+                                 model_names[m], machine, (unsigned long long)o.budget_bytes,
+                                 (unsigned long long)whole, found / score);
+                    }
+                }
+                sl_search_finish(&s);
+            }
+        }
+    }
+    print_message("%d feasible plans\n", n_feasible);
+    assert_true(n_feasible > 1000);
+}
+
 static void test_smallest_budget(void **state)
 {
     (void)state;
@@ -662,11 +785,12 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budgets),         cmocka_unit_test(test_strategies),
-        cmocka_unit_test(test_smallest_budget), cmocka_unit_test(test_smallest_auto),
-        cmocka_unit_test(test_shapes),          cmocka_unit_test(test_cpu_only),
-        cmocka_unit_test(test_predictions),     cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_options),         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_budgets),       cmocka_unit_test(test_strategies),
+        cmocka_unit_test(test_random_plans),  cmocka_unit_test(test_smallest_budget),
+        cmocka_unit_test(test_smallest_auto), cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_cpu_only),      cmocka_unit_test(test_predictions),
+        cmocka_unit_test(test_depth),         cmocka_unit_test(test_options),
+        cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
