@@ -5,9 +5,10 @@
     bench/paper/run.py --bin DIR --out FILE.json [--time SECONDS] [--experiments table4,...]
                        [--models minitron8b-F16,...] [--contexts 1024,...] [--budgets 2048,...]
 
-FILE.json (in bench/results/paper) is read at the start and written after every cell: what is in it
-is not measured again, so that the next call goes on where this one ended. A cell is begun only when
-it should fit into the time that is left. Models are made in --models-folder by `sluice synth` when
+FILE.json (in bench/results/paper) is read at the start and written after every call of the program,
+which measures one context under several budgets: what is in it is not measured again, so that the
+next call goes on where this one ended. Budgets are begun only when they should fit into the time
+that is left. Models are made in --models-folder by `sluice synth` when
 they are not there. Then bench/paper/report.py makes the tables. Only the standard library is needed.
 """
 import argparse
@@ -31,7 +32,7 @@ class Runner:
         self.out = pathlib.Path(args.out)
         self.rows = json.loads(self.out.read_text(encoding="utf-8")) if self.out.exists() else []
         self.done = {ex.row_key(row) for row in self.rows}
-        self.took = {}  # seconds by (model, context), the longest
+        self.took = {}  # seconds of a cell by (model, context, batch), the last
         self.skipped = []
         self.help = subprocess.run([self.program(), "bench", "--help"], capture_output=True,
                                    text=True, check=False).stdout
@@ -48,8 +49,8 @@ class Runner:
         half.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
         half.replace(self.out)
 
-    def skip(self, cell, why):
-        self.skipped.append(f"{cell}: {why}")
+    def skip(self, cells, why):
+        self.skipped += [f"{cell}: {why}" for cell in cells]
 
     def model(self, name):
         """Path of the model's file, or None when there is no room or time to make it."""
@@ -71,10 +72,11 @@ class Runner:
         half.replace(path)
         return path
 
-    def command(self, cell, path):
+    def command(self, group, path):
+        cell = group[0]
         words = [self.program(), "bench", "-m", str(path), "-o", "json", "--device",
-                 self.args.device, "--vram", f"{cell.budget_mib}M", "-p",
-                 str(cell.context // self.args.shrink), "-n", str(ex.GENERATED), "--after-prompt",
+                 self.args.device, "--vram", ",".join(f"{c.budget_mib}M" for c in group), "-p",
+                 str(cell.context // self.args.shrink), "-n", str(self.args.generate), "--after-prompt",
                  "-r", str(self.args.repeats), "--strategy", cell.strategy]
         if self.args.threads > 0:
             words += ["-t", str(self.args.threads)]
@@ -83,44 +85,59 @@ class Runner:
         return words
 
     def add(self, cell, row):
-        row.update(model=cell.model, context=cell.context, budget_mib=cell.budget_mib,
+        row = dict(row, model=cell.model, context=cell.context, budget_mib=cell.budget_mib,
                    batch=cell.batch, strategy=cell.strategy)
         if row.get("prompt_tokens"):
             seconds = row["prompt_tokens"] / row["value"]
             self.rows.append(dict(row, metric="ttft_s", value=seconds, unit="s"))
         self.rows.append(row)
 
-    def run(self, cell):
-        if cell.key() in self.done:
+    def expected(self, cell):
+        guess = ex.expected_seconds(cell, self.args.repeats, self.args.generate)
+        return self.took.get((cell.model, cell.context, cell.batch), guess)
+
+    def that_fit(self, group):
+        """The first cells of a group that there is time for."""
+        left, fit = self.left(), []
+        for cell in group:
+            left -= self.expected(cell)
+            if left < 0:
+                break
+            fit.append(cell)
+        return fit
+
+    def run(self, group):
+        """Measure cells that differ in their budgets alone, in one call: opening a model takes time."""
+        pending = [cell for cell in group if cell.key() not in self.done]
+        if not pending:
             return
-        if cell.batch > 1 and "--parallel" not in self.help:
-            return self.skip(cell, "this build generates one sequence at a time")
-        expected = self.took.get((cell.model, cell.context),
-                                 ex.expected_seconds(cell, self.args.repeats))
-        if expected > self.left():
-            return self.skip(cell, "no time left")
-        path = self.model(cell.model)
+        if pending[0].batch > 1 and "--parallel" not in self.help:
+            return self.skip(pending, "this build generates one sequence at a time")
+        fit = self.that_fit(pending)
+        self.skip(pending[len(fit):], "no time left")
+        if not fit:
+            return
+        path = self.model(fit[0].model)
         if path is None:
-            return self.skip(cell, "no room or time for the model")
-        words = self.command(cell, path)
+            return self.skip(fit, "no room or time for the model")
+        words = self.command(fit, path)
         start = time.monotonic()
         try:
             done = subprocess.run(words, capture_output=True, text=True, check=False,
                                   timeout=max(1, self.left()))
         except subprocess.TimeoutExpired:
-            self.took[cell.model, cell.context] = 2 * expected
-            return self.skip(cell, "ran out of time")
+            return self.skip(fit, "ran out of time")
         if done.returncode != 0:
-            return self.skip(cell, (done.stderr.strip().splitlines() or ["failed"])[-1])
+            return self.skip(fit, (done.stderr.strip().splitlines() or ["failed"])[-1])
         command = "sluice " + " ".join(words[1:]).replace(self.args.models_folder + "/", "")
-        for row in json.loads(done.stdout)["rows"]:
-            self.add(cell, dict(row, command=command))
-        self.done.add(cell.key())
+        rows = json.loads(done.stdout)["rows"]  # budget by budget, as many for each
+        for index, row in enumerate(rows):
+            self.add(fit[index * len(fit) // len(rows)], dict(row, command=command))
+        self.done.update(cell.key() for cell in fit)
         self.save()
         taken = time.monotonic() - start
-        self.took[cell.model, cell.context] = max(
-            taken, self.took.get((cell.model, cell.context), 0))
-        print(f"{cell}: {taken:.1f} s", flush=True)
+        self.took[fit[0].model, fit[0].context, fit[0].batch] = taken / len(fit)
+        print(f"{fit[0]} and {len(fit) - 1} other budgets: {taken:.1f} s", flush=True)
 
 
 def chosen(cell, args):
@@ -142,15 +159,20 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--generate", type=int, default=48, help="tokens; the paper's were 54 to 127")
     parser.add_argument("--shrink", type=int, default=1, help="divide prompts, for trying the script")
     parser.add_argument("--tiny", help="options of synth in place of the shapes, for trying it")
     runner = Runner(parser.parse_args())
-    seen = set()
+    os.makedirs(runner.args.models_folder, exist_ok=True)
+    seen, groups = set(), {}
     for experiment in runner.args.experiments.split(","):
         for cell in ex.cells(experiment):
             if cell.key() not in seen and chosen(cell, runner.args):
                 seen.add(cell.key())
-                runner.run(cell)
+                groups.setdefault((cell.model, cell.context, cell.batch, cell.strategy),
+                                  []).append(cell)
+    for group in groups.values():
+        runner.run(group)
     print(f"{len(seen & runner.done)} of {len(seen)} cells are there, {len(runner.skipped)} left out")
     reasons = {}
     for line in runner.skipped:
