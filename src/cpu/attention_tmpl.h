@@ -5,7 +5,8 @@
  *
  * Register blocks: tiles hold BLOCK x 2 vectors of sums, which covers the latency of the
  * multiply-adds; direct kernels hold ROWS x 4 keys, which reads a packed key once for ROWS query
- * heads and turns four sums into numbers together.
+ * heads and turns four sums into numbers together. Scores of many heads hold WIDE x 2 keys, which
+ * halves the conversions of keys; values would gain nothing, as their sums are in memory.
  */
 #include "cpu/kernels.h"
 #include "cpu/vec.h"
@@ -14,9 +15,11 @@
 #if VN == 16 /* 32 vector registers */
 #define BLOCK 8
 #define ROWS 4
+#define WIDE 8
 #else
 #define BLOCK 4
 #define ROWS 2
+#define WIDE 0 /* too few registers */
 #endif
 #define KEYS 4
 #define MAX_HEAD_DIM 256
@@ -133,6 +136,53 @@ INLINE void quad_scores(const struct quad *quad, const float *q, int n_rows, int
     }
 }
 
+#if WIDE > 0
+/* Keys k and k + 1 of the quad for WIDE rows. */
+INLINE void wide_scores(const struct quad *quad, int k, const float *q, int head_dim, bool half,
+                        int n_keys, float *s)
+{
+    vf sum[WIDE][2];
+    for (int r = 0; r < WIDE; r++) {
+        sum[r][0] = sum[r][1] = vset1(0.0f);
+    }
+    for (int i = 0; i < head_dim; i += VN) {
+        const vf key0 = quad_load(quad, k, i, half);
+        const vf key1 = quad_load(quad, k + 1, i, half);
+        for (int r = 0; r < WIDE; r++) {
+            const vf query = vload(q + r * head_dim + i);
+            sum[r][0] = vfma(query, key0, sum[r][0]);
+            sum[r][1] = vfma(query, key1, sum[r][1]);
+        }
+    }
+    for (int r = 0; r < WIDE; r += 2) {
+        float out[4];
+        vhsum4(sum[r][0], sum[r][1], sum[r + 1][0], sum[r + 1][1], out);
+        for (int j = 0; j < 2 && k + j < n_keys; j++) {
+            s[r * SL_KV_BLOCK + k + j] = out[j];
+            s[(r + 1) * SL_KV_BLOCK + k + j] = out[2 + j];
+        }
+    }
+}
+
+/* As many whole WIDE rows as there are; returns their number. */
+static int scores_of_wide(const struct quad *quad, const float *q, int n_rows, int head_dim,
+                          int n_keys, float *s)
+{
+    int r = 0;
+    for (; r + WIDE <= n_rows; r += WIDE) {
+        for (int k = 0; k < n_keys; k += 2) {
+            if (quad->half) {
+                wide_scores(quad, k, q + r * head_dim, head_dim, true, n_keys, s + r * SL_KV_BLOCK);
+            } else {
+                wide_scores(quad, k, q + r * head_dim, head_dim, false, n_keys,
+                            s + r * SL_KV_BLOCK);
+            }
+        }
+    }
+    return r;
+}
+#endif
+
 /* Compile the block for every number of rows and both kinds of quad: sums stay in registers. */
 #define DISPATCH_ROWS(call)                                                                        \
     switch (rows) {                                                                                \
@@ -169,7 +219,11 @@ static void scores_direct(enum sl_type type, const float *q, int n_rows, const v
         struct quad quad;
         quad_open(&quad, type, (const char *)keys + row_bytes * (size_t)k, n, head_dim, buffer);
         fetch(next, row_bytes * (size_t)k, row_bytes * (size_t)n);
-        for (int r = 0; r < n_rows; r += ROWS) {
+        int r = 0;
+#if WIDE > 0
+        r = scores_of_wide(&quad, q, n_rows, head_dim, n, s + k);
+#endif
+        for (; r < n_rows; r += ROWS) {
             const int rows = n_rows - r < ROWS ? n_rows - r : ROWS;
             const float *qr = q + r * head_dim;
             float *sr = s + r * SL_KV_BLOCK + k;
