@@ -113,7 +113,7 @@ static void run(struct sl_pool *pool, int n_neighbours, double work_ns, int ms)
     sink = work(10000000);
     const double turn_ns = (double)(sl_clock_now_ns() - start) / 1e7;
     struct rounds empty = {.pool = pool, .n = 1000};
-    struct rounds full = {.pool = pool, .n = 1000, .turns = (uint64_t)(work_ns / turn_ns)};
+    struct rounds full = {.pool = pool, .n = 20, .turns = (uint64_t)(work_ns / turn_ns)};
     printf("%d threads on %d processors\n", sl_pool_n_threads(pool), sl_cores_n_allowed());
     printf("barrier %.0f ns, mean %.0f ns\n", time_rounds(&empty, ms, false),
            time_rounds(&empty, ms, true));
