@@ -142,6 +142,9 @@ static enum sluice_status fill_slot(struct sl_context *ctx, int32_t slot, int32_
 {
     const uint32_t expert = (uint32_t)id % n_experts(ctx);
     const struct sl_shard *const shard = ffn(ctx, (uint32_t)id / n_experts(ctx));
+    const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_COPY, "an expert of",
+                                        (int32_t)(shard - ctx->model->shards));
+    size_t all = 0;
     for (uint32_t w = 0; w < SL_N_FFN_WEIGHTS; w++) {
         const struct sl_weight *const weight = &shard->weights[w];
         const size_t bytes = matrix_bytes(ctx, weight);
@@ -149,7 +152,9 @@ static enum sluice_status fill_slot(struct sl_context *ctx, int32_t slot, int32_
                                                slot_at(ctx, slot) + weight->part_offset,
                                                in_file(ctx, weight, expert), bytes, err));
         ctx->stats.copied_bytes += bytes;
+        all += bytes;
     }
+    sl_trace_end(ctx->trace, mark, all);
     return SLUICE_STATUS_OK;
 }
 

@@ -19,7 +19,8 @@
 
 /* A step makes at most these: itself on the driver's lane, a copy or computation, a download. */
 #define ITEMS_PER_STEP 3
-/* Beside the steps: uploads of a longer resident prefix (one a shard), and waiting at the end. */
+/* Beside the steps: uploads of a longer resident prefix (one a shard) and of experts (one a slot),
+ * and waiting at the end. */
 #define ITEMS_EXTRA 8
 /* Processes of the file. */
 #define MEASURED 1
@@ -148,7 +149,7 @@ enum sluice_status sl_trace_attach(struct sl_trace *t, const struct sl_plan *pla
         n_steps = plan->tiers[i].n_steps > n_steps ? plan->tiers[i].n_steps : n_steps;
     }
     t->plan = plan;
-    t->room = ITEMS_PER_STEP * n_steps + plan->n_shards + ITEMS_EXTRA;
+    t->room = ITEMS_PER_STEP * n_steps + plan->n_shards + plan->n_slots + ITEMS_EXTRA;
     t->items = sl_calloc(SL_MEM_EXEC, (size_t)t->room, sizeof *t->items);
     SL_CHECK(t->items, OUT_OF_MEMORY, err, "no memory for a trace");
     if (!device) {

@@ -154,22 +154,28 @@ struct run {
 };
 
 /* PAGE as a budget: the smallest that the strategy works with. */
-static void open_run(struct run *r, enum sl_strategy strategy, uint64_t budget,
-                     const struct sl_sim_options *sim)
+static void open_run(struct run *r, const char *model, enum sl_strategy strategy, uint64_t budget,
+                     int32_t ubatch, const struct sl_sim_options *sim)
 {
     struct sluice_error err;
     char path[512];
     *r = (struct run){.plan = {.budget_bytes = budget,
                                .n_ctx = 128,
-                               .max_ubatch = 16,
+                               .max_ubatch = ubatch,
                                .max_outputs = 1,
                                .page_bytes = PAGE,
                                .kv_types = {SL_TYPE_F16, SL_TYPE_F16},
                                .strategy = strategy}};
-    snprintf(path, sizeof path, "%s/model/gemma3.gguf", SLUICE_FIXTURES);
+    snprintf(path, sizeof path, "%s/model/%s.gguf", SLUICE_FIXTURES, model);
     assert_ok(sl_model_open(&r->model, path, 0, &err), err);
     assert_ok(sl_trace_open(&r->trace, PATH, r->model, &err), err);
-    sl_profile_typical(&r->profile, SL_DEVICE_SIM, 1);
+    /* No fixed costs, so that these tiny models are worth splitting. */
+    sl_profile_typical(&r->profile, SL_DEVICE_SIM, 4);
+    r->profile.hop_ns = r->profile.issue_ns = 0;
+    memset(r->profile.op_ns, 0, sizeof r->profile.op_ns);
+    for (int i = 0; i < SL_N_COPY_SIZES; i++) {
+        r->profile.h2d_bytes_per_s[i] = 60e9;
+    }
     struct sl_context_options options = {
         .profile = &r->profile, .trace = r->trace, .plan = r->plan};
     if (budget > 0) {
@@ -236,7 +242,7 @@ static void check_strategy(enum sl_strategy strategy, uint64_t budget)
     struct run r;
     struct trace t;
     struct sl_plan *plan = NULL;
-    open_run(&r, strategy, budget, &sim);
+    open_run(&r, "gemma3", strategy, budget, 16, &sim);
     assert_ok(generate(&r, &err), err);
     finish_run(&r);
     assert_ok(sl_plan_create(&plan, r.model, &r.profile, &r.plan, &err), err);
@@ -273,7 +279,7 @@ static void test_graphs(void **state)
     struct sluice_error err;
     struct run r;
     struct trace t;
-    open_run(&r, SL_STRATEGY_RESIDENT, PAGE, NULL);
+    open_run(&r, "gemma3", SL_STRATEGY_RESIDENT, PAGE, 16, NULL);
     assert_ok(generate(&r, &err), err);
     finish_run(&r);
     read_trace(&t);
@@ -286,6 +292,33 @@ static void test_graphs(void **state)
     sl_model_close(&r.model);
 }
 
+/* Mixtures in several budgets: whatever steps their layers take is inside its pass, and the experts
+ * that are copied into their slots are there too. */
+static void test_mixtures(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"mixtral", "qwen3moe", "gpt_oss"};
+    int n_experts = 0;
+    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
+        for (uint64_t budget = 96u << 10; budget <= 288u << 10; budget += 32u << 10) {
+            struct sluice_error err;
+            struct run r;
+            struct trace t;
+            open_run(&r, models[m], SL_STRATEGY_FFN_HOST, budget, 4, NULL);
+            assert_ok(generate(&r, &err), err);
+            finish_run(&r);
+            read_trace(&t);
+            check_whole(&t, &r);
+            for (int i = 0; i < t.n; i++) {
+                n_experts += strncmp(t.events[i].name, "an expert of", 12) == 0;
+            }
+            free_trace(&t);
+            sl_model_close(&r.model);
+        }
+    }
+    assert_true(n_experts > 0);
+}
+
 /* A pass that fails is left out, and those after it are there. */
 static void test_failed_pass(void **state)
 {
@@ -293,7 +326,7 @@ static void test_failed_pass(void **state)
     struct sluice_error err;
     struct run r;
     struct trace t;
-    open_run(&r, SL_STRATEGY_STREAMED, PAGE, NULL);
+    open_run(&r, "gemma3", SL_STRATEGY_STREAMED, PAGE, 16, NULL);
     sl_device_sim_set(r.dev, &(struct sl_sim_options){.fail_run_at = 5});
     assert_status(generate(&r, &err), DEVICE);
     sl_context_truncate(r.ctx, 0);
@@ -330,9 +363,8 @@ static void test_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_strategies),
-        cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_failed_pass),
+        cmocka_unit_test(test_strategies), cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_mixtures),   cmocka_unit_test(test_failed_pass),
         cmocka_unit_test(test_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
