@@ -466,7 +466,7 @@ static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers
     for (int32_t i = 0; i < n; i++) {
         s->candidate_cost[i] = s->cost[tier][i];
         if (s->item_bytes[i] != s->image_bytes[i]) {
-            s->candidate_cost[i].copy_ns += s->kv_copy_ns;
+            s->candidate_cost[i].copy_ns += s->kv_copy_ns[tier];
             s->candidate_cost[i].download_ns = s->kv_download_ns[tier];
         }
     }
