@@ -94,11 +94,15 @@ static void print_map(const struct sl_plan *plan)
 {
     printf("\nVRAM map, bytes (one arena of %zu)\n", plan->arena_bytes);
     printf("  %14zu %14zu  constants\n", plan->consts_offset,
-           (plan->layer_tables_bytes > 0 ? plan->tables_offset : plan->kv_offset) -
+           (plan->layer_tables_bytes > 0 ? plan->tables_offset : plan->kv_table_offset) -
                plan->consts_offset);
     if (plan->layer_tables_bytes > 0) {
         printf("  %14zu %14zu  tables of experts\n", plan->tables_offset,
-               plan->kv_offset - plan->tables_offset);
+               plan->kv_table_offset - plan->tables_offset);
+    }
+    if (plan->options.n_seqs > 1) {
+        printf("  %14zu %14zu  table of cache blocks\n", plan->kv_table_offset,
+               plan->kv_offset - plan->kv_table_offset);
     }
     printf("  %14zu %14zu  KV cache of %d layers\n", plan->kv_offset,
            plan->resident_base - plan->kv_offset, plan->n_kv_layers);
@@ -146,9 +150,13 @@ static void print_text(const struct sl_engine *e, const struct sl_plan *plan)
         printf("needs    %.1f MiB at least for the GPU to be of use\n",
                (double)plan->smallest_budget_bytes / MIB);
     }
-    printf("expect   TTFT %.3f s for %d tokens, %.2f tokens/s at a depth of %d\n",
+    printf("expect   TTFT %.3f s for %d tokens, %.2f tokens/s at a depth of %d",
            sl_plan_ttft_ns(plan, PROMPT_TOKENS) / 1e9, PROMPT_TOKENS, sl_plan_tps(plan),
            plan->depth);
+    if (plan->options.n_seqs > 1) {
+        printf(" for %d sequences together", plan->options.n_seqs);
+    }
+    printf("\n");
     for (int32_t t = 0; t < plan->n_tiers; t++) {
         print_tier(plan, e->model, t);
     }
@@ -203,6 +211,7 @@ static enum sluice_status print_json(const struct sl_engine *e, const struct sl_
     sl_json_u64(&json, root, "smallest_budget_bytes", plan->smallest_budget_bytes);
     sl_json_string(&json, root, "strategy", sl_strategy_name(plan->options.strategy));
     sl_json_i64(&json, root, "n_ctx", plan->options.n_ctx);
+    sl_json_i64(&json, root, "n_seqs", plan->options.n_seqs);
     sl_json_i64(&json, root, "n_ubatch", plan->n_ubatch);
     sl_json_number(&json, root, "predicted_ttft_ms", sl_plan_ttft_ns(plan, PROMPT_TOKENS) / 1e6);
     sl_json_i64(&json, root, "predicted_ttft_prompt_tokens", PROMPT_TOKENS);
@@ -228,7 +237,9 @@ enum sluice_status sl_cmd_plan(const struct sl_options *options, struct sluice_e
     struct sl_plan *plan = NULL;
     enum sluice_status status = sl_engine_open_dry(&e, options, err);
     if (status == SLUICE_STATUS_OK) {
-        const struct sl_plan_options o = sl_engine_plan_options(&e, options);
+        struct sl_plan_options o = sl_engine_plan_options(&e, options);
+        o.n_seqs = (int32_t)sl_options_int(options, SL_OPT_PARALLEL);
+        o.max_outputs = o.n_seqs > o.max_outputs ? o.n_seqs : o.max_outputs;
         status = sl_plan_create(&plan, e.model, &e.profile, &o, err);
     }
     const char *const svg = sl_options_text(options, SL_OPT_SVG);
