@@ -6,6 +6,7 @@
 #include "plan/steps.h"
 
 #include <assert.h>
+#include <math.h>
 
 /* Ring offsets of the streamed shards in order, and for each the latest earlier streamed shard
  * whose bytes it overwrites (as that shard's index + 1; 0: none). */
@@ -242,11 +243,16 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
             r.gpu_busy_ns += c->route_ns;
             chosen = gpu + hop->down_ns;
             break;
-        case SL_STEP_OWN:
-            mapped = gpu + c->mapped_ns;
-            gpu += c->own_ns;
-            r.gpu_busy_ns += c->own_ns;
+        case SL_STEP_OWN: {
+            /* Copies on their way and what is read in place share the link: while both last, each
+             * goes at half its speed. */
+            const double both = copy > gpu ? fmin(c->mapped_ns, copy - gpu) : 0;
+            mapped = gpu + c->mapped_ns + both;
+            copy += both;
+            gpu += c->own_ns + both;
+            r.gpu_busy_ns += c->own_ns + both;
             break;
+        }
         case SL_STEP_OTHERS: {
             host = later(host, chosen);
             const double t =

@@ -443,6 +443,16 @@ static void test_simulator_by_hand(void **state)
     costs[0].download_ns = 25;
     compile(&p);
     assert_true(simulate(&p, costs, &hop).pass_ns == 60 + 10 + 25 + 60 + 10);
+    /* Shared, then streamed. The GPU has chosen after 3 + 10 and computes for 30; the CPU begins
+     * after 20 and needs 40; join 3, the last step 10. */
+    p.placement[0] = SL_PLACE_SHARED;
+    costs[0] = (struct sl_shard_cost){
+        .route_ns = 10, .own_ns = 30, .others_ns = 40, .others_busy_ns = 40, .issue_ns = 1};
+    compile(&p);
+    assert_true(simulate(&p, costs, &hop).pass_ns == 20 + 40 + 3 + 10);
+    /* It reads system memory for those 30, beside the copy: both go half as fast. */
+    costs[0].mapped_ns = 30;
+    assert_true(simulate(&p, costs, &hop).pass_ns == 13 + 60 + 3 + 10);
 }
 
 int main(void)
