@@ -128,9 +128,13 @@ def percent(value):
     return "" if value is None else f"{100 * value:.0f} %"
 
 
+def batch(row):
+    return row.get("batch") or 1
+
+
 def tokens_text(row):
     text = (f"prompt of {row.get('prompt_tokens') or 0}" if row["metric"] == "prefill_tps"
-            else "generation")
+            else "generation" if batch(row) == 1 else f"{batch(row)} generations together")
     depth, threads = row.get("depth") or 0, row.get("threads") or 0
     text += f" at depth {depth}" if depth else ""
     if row["device"] == "cpu" and threads:
@@ -160,7 +164,7 @@ def times_text(row):
 
 def speed_order(row):
     return (row["metric"] != "decode_tps", row.get("depth") or 0, row.get("prompt_tokens") or 0,
-            row.get("threads") or 0, budget_order(row))
+            batch(row), row.get("threads") or 0, budget_order(row))
 
 
 def speed_table(rows):
@@ -279,8 +283,8 @@ def figures_of(model, rows, stem):
     """Every test of a model that was measured at two budgets or more: (file name, title, svg)."""
     tests = {}
     for row in rows:
-        tests.setdefault((row["metric"], row.get("prompt_tokens") or 0, row.get("depth") or 0),
-                         []).append(row)
+        tests.setdefault((row["metric"], row.get("prompt_tokens") or 0, row.get("depth") or 0,
+                          batch(row)), []).append(row)
     out = []
     for key in sorted(tests):
         group = tests[key]
@@ -326,7 +330,7 @@ def performance_page(rows):
 def readme_table(rows):
     """Real GPUs only: generation, and the prompt length with most rows, by model and budget."""
     rows = [r for r in rows if r["device"] == "cuda" and r["metric"] in SPEEDS
-            and r["machine"] != NO_MACHINE and not r.get("depth")]
+            and r["machine"] != NO_MACHINE and not r.get("depth") and batch(r) == 1]
     if not rows:
         return "Nothing has been measured yet.\n"
     text = ""
