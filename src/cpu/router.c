@@ -17,15 +17,27 @@ static size_t logits_bytes(const struct sl_op *op)
     return (n * sizeof(float) + 255) / 256 * 256;
 }
 
+/* Whether the weights are a softmax over the chosen: said so, or because the sum over all is
+ * divided out again (what is chosen makes more than SL_ROUTER_MIN_SUM of it) and does not change
+ * the order. That spares an exponential for every expert, while the team waits. */
+static bool by_chosen(const struct sl_op_router *o)
+{
+    return o->gating == SL_GATING_SOFTMAX_CHOSEN ||
+           (o->gating == SL_GATING_SOFTMAX && o->normalize && o->selection_bias == NULL);
+}
+
 /* p of every expert in place of its logit, for the gatings that know p before the choice. */
 static void gate(const struct sl_op_router *o, float *p)
 {
     const int32_t n = (int32_t)o->w.n_rows;
+    if (by_chosen(o)) {
+        return;
+    }
     if (o->gating == SL_GATING_SIGMOID) {
         for (int32_t e = 0; e < n; e++) {
             p[e] = 1.0f / (1.0f + expf(-p[e]));
         }
-    } else if (o->gating == SL_GATING_SOFTMAX) {
+    } else {
         float max = p[0];
         for (int32_t e = 1; e < n; e++) {
             max = p[e] > max ? p[e] : max;
@@ -72,11 +84,11 @@ static void weigh(const struct sl_op_router *o, const float *p, const int32_t *i
         max = p[ids[j]] > max ? p[ids[j]] : max;
     }
     for (int32_t j = 0; j < o->n_used; j++) {
-        weights[j] = o->gating == SL_GATING_SOFTMAX_CHOSEN ? expf(p[ids[j]] - max) : p[ids[j]];
+        weights[j] = by_chosen(o) ? expf(p[ids[j]] - max) : p[ids[j]];
         sum += weights[j];
     }
     float by = 1.0f;
-    if (o->gating == SL_GATING_SOFTMAX_CHOSEN) {
+    if (by_chosen(o)) {
         by = sum; /* and then they add up to 1 */
     } else if (o->normalize) {
         by = sum < SL_ROUTER_MIN_SUM ? SL_ROUTER_MIN_SUM : sum;
