@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/progress.h"
+#include "exec/calibrate.h"
 
 /* Kept free of the card under --vram auto, for the desktop and what is opened later. */
 #define AUTO_MARGIN_BYTES (UINT64_C(512) << 20)
@@ -230,7 +231,10 @@ enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *
     if (trace) {
         SL_TRY(sl_trace_open(&e->trace, trace, e->model, err));
     }
-    return set_budget(e, options, err);
+    SL_TRY(set_budget(e, options, err));
+    const struct sl_calibrate_options model = {
+        .device = e->device, .pool = e->pool, .budget_bytes = e->budget_bytes};
+    return sl_calibrate_get(&e->profile, e->model, &model, err);
 }
 
 /* The kept profile of the described GPU; false when either is missing. */
@@ -262,6 +266,7 @@ enum sluice_status sl_engine_open_dry(struct sl_engine *e, const struct sl_optio
         SL_TRY(sl_engine_open_device(e, options, err));
         SL_TRY(sl_engine_open_profile(e, err));
     }
+    sl_calibrate_load(&e->profile, e->model);
     return set_budget(e, options, err);
 }
 

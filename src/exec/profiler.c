@@ -419,8 +419,11 @@ static enum sluice_status measure_hop(struct bench *b)
         SL_TRY(b->vt->graph_begin(dev, b->compute, b->err));
         const enum sluice_status queued = queue_round(b, &op, bytes);
         const enum sluice_status ended = b->vt->graph_end(dev, b->compute, &graph, b->err);
-        SL_TRY(queued);
         SL_TRY(ended);
+        if (queued != SLUICE_STATUS_OK) {
+            b->vt->graph_destroy(dev, graph);
+            return queued;
+        }
     }
     const enum sluice_status status = time_rounds(b, &op, bytes, graph);
     if (graph) {
@@ -743,6 +746,7 @@ static enum sluice_status identify(struct sl_profile *p, const struct sl_profile
                                    struct sluice_error *err)
 {
     memset(p, 0, sizeof *p);
+    sl_profile_clear_factors(p);
     p->n_threads = o->pool ? sl_pool_n_threads(o->pool) : 1;
     snprintf(p->cpu, sizeof p->cpu, "%s", sl_cpu_name());
     if (o->device) {

@@ -8,6 +8,15 @@
 
 #include "plan/search.h"
 
+static int32_t tier_of(int32_t n_tokens)
+{
+    int32_t t = 0;
+    while (t + 1 < SL_N_TIERS && sl_tier_tokens[t] < n_tokens) {
+        t++;
+    }
+    return t;
+}
+
 static struct sl_shard_bind bind_for_cost(const struct sl_search *s, int32_t n_tokens)
 {
     const struct sl_hparams *const hp = &s->model->hp;
@@ -53,6 +62,11 @@ struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_sh
             cost.copy_ns += sl_profile_copy_ns(s->profile, shard->weights[w].bytes);
         }
     }
+    const double(*const factor)[SL_N_SHARD_KINDS][SL_N_TIERS] = s->profile->shard_factor;
+    const int32_t tier = tier_of(n_tokens);
+    cost.cpu_ns *= factor[SL_UNIT_CPU][shard->kind][tier];
+    cost.cpu_busy_ns *= factor[SL_UNIT_CPU_BUSY][shard->kind][tier];
+    cost.gpu_ns *= factor[SL_UNIT_GPU][shard->kind][tier];
     const bool graphs = n_tokens <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1];
     cost.issue_ns = (graphs ? 1 : n_ops) * s->profile->issue_ns;
     return cost;
@@ -72,7 +86,7 @@ static double part_ns(const struct sl_search *s, const struct sl_shard *shard, i
     for (int i = 0; i < n_ops; i++) {
         ns += sl_profile_op_ns(s->profile, unit, &ops[i], s->depth);
     }
-    return ns;
+    return ns * s->profile->shard_factor[unit][SL_SHARD_FFN][tier_of(n_tokens)];
 }
 
 struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct sl_shard *shard,
@@ -81,17 +95,20 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
     const struct sl_hparams *const hp = &s->model->hp;
     const struct sl_profile *const p = s->profile;
     const double read = sl_profile_experts_read(hp->n_experts, hp->n_experts_used, n_tokens);
+    const int32_t tier = tier_of(n_tokens);
+    const double gpu = p->shard_factor[SL_UNIT_GPU][SL_SHARD_FFN][tier];
+    const double cpu = p->shard_factor[SL_UNIT_CPU][SL_SHARD_FFN][tier];
     struct sl_mixture_cost m = {
         .route_ns = part_ns(s, shard, n_tokens, SL_PART_ROUTE, SL_UNIT_GPU),
-        .fixed_ns = 2 * p->op_ns[SL_UNIT_GPU],
-        .host_fixed_ns = 2 * p->op_ns[SL_UNIT_CPU],
+        .fixed_ns = 2 * p->op_ns[SL_UNIT_GPU] * gpu,
+        .host_fixed_ns = 2 * p->op_ns[SL_UNIT_CPU] * cpu,
         .read_bytes = read * (double)shard->expert_bytes,
         .base_copy_ns = sl_profile_copy_ns(p, shard->base_bytes),
     };
     m.experts_ns = part_ns(s, shard, n_tokens, SL_PART_OWN, SL_UNIT_GPU) - m.fixed_ns;
     m.host_ns = part_ns(s, shard, n_tokens, SL_PART_OTHERS, SL_UNIT_CPU) - m.host_fixed_ns;
     m.host_busy_ns = part_ns(s, shard, n_tokens, SL_PART_OTHERS, SL_UNIT_CPU_BUSY) -
-                     2 * p->op_ns[SL_UNIT_CPU_BUSY];
+                     2 * p->op_ns[SL_UNIT_CPU_BUSY] * cpu;
     return m;
 }
 

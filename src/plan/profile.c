@@ -19,7 +19,7 @@ const int32_t sl_tier_tokens[SL_N_TIERS] = {1, 4, 16, 64, 256, 512, 1024, 2048, 
 const size_t sl_copy_sizes[SL_N_COPY_SIZES] = {64u << 10, 256u << 10, 1u << 20, 4u << 20,
                                                64u << 20};
 
-#define PROFILE_VERSION 5
+#define PROFILE_VERSION 6
 #define MIB 1048576.0
 
 static const char *const unit_names[SL_N_UNITS] = {"cpu", "cpu_busy", "gpu"};
@@ -206,6 +206,17 @@ double sl_profile_download_ns(const struct sl_profile *profile, size_t bytes)
     return profile->d2h_bytes_per_s > 0 ? 1e9 * (double)bytes / profile->d2h_bytes_per_s : 0;
 }
 
+void sl_profile_clear_factors(struct sl_profile *profile)
+{
+    for (int u = 0; u < SL_N_UNITS; u++) {
+        for (int k = 0; k < SL_N_SHARD_KINDS; k++) {
+            for (int t = 0; t < SL_N_TIERS; t++) {
+                profile->shard_factor[u][k][t] = 1;
+            }
+        }
+    }
+}
+
 /* One figure of the text form: a name and where its numbers are. */
 struct field {
     char name[48];
@@ -214,7 +225,7 @@ struct field {
     bool seen; /* while loading */
 };
 
-#define MAX_FIELDS (SL_N_UNITS * SL_TYPE_N + 32)
+#define MAX_FIELDS (SL_N_UNITS * (SL_TYPE_N + SL_N_SHARD_KINDS) + 32)
 
 /* All figures of a profile, in a fixed order. Returns their number. */
 static int32_t list_fields(struct sl_profile *p, struct field *fields)
@@ -237,6 +248,15 @@ static int32_t list_fields(struct sl_profile *p, struct field *fields)
     };
     for (size_t i = 0; i < sizeof scalars / sizeof scalars[0]; i++) {
         fields[n++] = scalars[i];
+    }
+    static const char *const kinds[SL_N_SHARD_KINDS] = {"attention", "ffn", "head"};
+    for (int32_t u = 0; u < SL_N_UNITS; u++) {
+        for (int32_t k = 0; k < SL_N_SHARD_KINDS; k++) {
+            struct field *const f = &fields[n++];
+            snprintf(f->name, sizeof f->name, "shard_factor.%s.%s", unit_names[u], kinds[k]);
+            f->values = p->shard_factor[u][k];
+            f->n = SL_N_TIERS;
+        }
     }
     for (int32_t u = 0; u < SL_N_UNITS; u++) {
         for (uint32_t t = 0; t < SL_TYPE_N; t++) {
@@ -422,6 +442,7 @@ void sl_profile_file_name(char *out, size_t out_bytes, enum sl_device_kind kind,
 void sl_profile_typical(struct sl_profile *out, enum sl_device_kind kind, int32_t n_threads)
 {
     memset(out, 0, sizeof *out);
+    sl_profile_clear_factors(out);
     out->kind = kind;
     out->n_threads = n_threads;
     snprintf(out->cpu, sizeof out->cpu, "typical CPU");

@@ -23,6 +23,8 @@ extern const int32_t sl_tier_tokens[SL_N_TIERS]; /* 1 4 16 64 256 512 1024 2048 
 #define SL_N_COPY_SIZES 5
 extern const size_t sl_copy_sizes[SL_N_COPY_SIZES]; /* 64K 256K 1M 4M 64M */
 
+#define SL_N_SHARD_KINDS 3
+
 struct sl_profile {
     enum sl_device_kind kind; /* NONE: no GPU, the CPU rows alone count */
     char gpu[96];
@@ -43,6 +45,10 @@ struct sl_profile {
     double hop_ns;             /* GPU to host to GPU round trip of a small hidden state */
     double issue_ns;           /* host time to queue one op */
 
+    /* Time of the shards of a model beside what the figures above make of their operators: by unit,
+     * kind of shard (enum sl_shard_kind) and tier. 1 where only the machine was measured. */
+    double shard_factor[SL_N_UNITS][SL_N_SHARD_KINDS][SL_N_TIERS];
+
     double dram_bytes_per_s; /* CPU reading alone, and together with copies */
     double dram_busy_bytes_per_s;
     double vram_bytes_per_s;
@@ -58,6 +64,9 @@ double sl_profile_experts_read(double n, double used, int32_t n_tokens);
 /* Time to copy `bytes` to the device in one piece. */
 double sl_profile_copy_ns(const struct sl_profile *profile, size_t bytes);
 double sl_profile_download_ns(const struct sl_profile *profile, size_t bytes);
+
+/* All factors 1. */
+void sl_profile_clear_factors(struct sl_profile *profile);
 
 /* Text form. Loading checks version and ranges: FORMAT names the line. */
 enum sluice_status sl_profile_save(const struct sl_profile *profile, const char *path,

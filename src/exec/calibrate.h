@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The profile of a model on a machine: the shards of the model, as the lists of operators that
+ * passes run, timed on the CPU and on the device beside what the machine's profile makes of them.
+ * The ratio goes into the profile, by kind of shard and tier (struct sl_profile.shard_factor).
+ * Takes about a second; kept like the machine's profile.
+ */
+#ifndef SL_EXEC_CALIBRATE_H
+#define SL_EXEC_CALIBRATE_H
+
+#include "base/pool.h"
+#include "cpu/cpu.h"
+#include "device/device.h"
+#include "model/model.h"
+#include "plan/profile.h"
+
+struct sl_calibrate_options {
+    struct sl_device *device;             /* borrowed, idle; NULL: CPU only */
+    struct sl_pool *pool;                 /* borrowed; NULL: the caller's thread alone */
+    const struct sl_cpu_kernels *kernels; /* NULL: the best of this machine */
+    uint64_t budget_bytes;                /* of VRAM: what does not fit is not measured */
+};
+
+/* Measure now. Tiers that were not measured take the figures of the last one that was. */
+enum sluice_status sl_calibrate_run(struct sl_profile *profile, const struct sl_model *model,
+                                    const struct sl_calibrate_options *options,
+                                    struct sluice_error *err);
+
+/* `profile` of this machine becomes that of the model: the kept one, or measured and kept. Nothing
+ * is done for a simulated device. A cache that cannot be used costs a measurement, not an error. */
+enum sluice_status sl_calibrate_get(struct sl_profile *profile, const struct sl_model *model,
+                                    const struct sl_calibrate_options *options,
+                                    struct sluice_error *err);
+/* Only the kept one, if there is one. */
+void sl_calibrate_load(struct sl_profile *profile, const struct sl_model *model);
+
+#endif
