@@ -127,6 +127,10 @@ class Runner:
                                   timeout=max(1, self.left()))
         except subprocess.TimeoutExpired:
             return self.skip(fit, "ran out of time")
+        if done.returncode != 0 and len(fit) > 1:
+            for cell in fit:  # one budget may be too small for what is forced
+                self.run([cell])
+            return
         if done.returncode != 0:
             return self.skip(fit, (done.stderr.strip().splitlines() or ["failed"])[-1])
         command = "sluice " + " ".join(words[1:]).replace(self.args.models_folder + "/", "")
