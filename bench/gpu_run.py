@@ -4,7 +4,8 @@
 
     bench/gpu_run.py --bin DIR --out FILE.json --tmp /dev/shm JOB...
 
-JOB: checks | dense | depth | mixture | kernels | FILE.gguf (a real model: KL to the CPU and perplexity).
+JOB: checks | dense | mixture | skew | context | parallel | depth | cpu | kernels |
+     FILE.gguf (a real model: KL to the CPU and perplexity).
 Every job's rows go into FILE.json (bench/results), beside the figures of peers where there are any.
 Only the standard library is needed.
 """
@@ -44,6 +45,12 @@ PEER_VALUES = {
     ("qwen30b-Q4_0", 8192, "decode_tps", 0, 0): 55.1,
     ("qwen30b-Q4_0", 12288, "decode_tps", 0, 0): 95.0,
 }
+# The same on the processor of the machine, 14 threads.
+CPU_PEER_VALUES = {
+    ("qwen30b-Q4_0", None, "decode_tps", 0, 0): 24.5,
+    ("llama8b-Q4_K", None, "decode_tps", 0, 0): 14.2,
+    ("minitron8b-F16", None, "decode_tps", 0, 0): 4.78,
+}
 BUDGETS = "2G,4G,8G,12G,auto"
 SHAPES = [("minitron8b", "F16"), ("llama8b", "Q4_K")]
 
@@ -73,10 +80,12 @@ class Session:
             return None
         return done.stdout.decode(errors="replace")
 
-    def model(self, shape, kind):
-        path = os.path.join(self.args.tmp, f"{shape}-{kind}.gguf")
+    def model(self, shape, kind, skew=None):
+        name = f"{shape}-skew-{kind}.gguf" if skew else f"{shape}-{kind}.gguf"
+        path = os.path.join(self.args.tmp, name)
         if not os.path.exists(path):
-            self.run([self.program("sluice"), "synth", "--shape", shape, "--type", kind, path], 120)
+            command = [self.program("sluice"), "synth", "--shape", shape, "--type", kind]
+            self.run(command + (["--expert-skew", skew] if skew else []) + [path], 120)
         return path
 
     def add(self, row):
@@ -84,14 +93,15 @@ class Session:
         row.setdefault("budget_mib", None)
         key = (row["model"], row["budget_mib"], row["metric"], row.get("prompt_tokens", 0),
                row.get("depth", 0))
-        if key in PEER_VALUES:
-            row["peer"], row["peer_value"] = PEER, PEER_VALUES[key]
+        peers = CPU_PEER_VALUES if row.get("device") == "cpu" else PEER_VALUES
+        if key in peers and row.get("batch", 1) == 1:
+            row["peer"], row["peer_value"] = PEER, peers[key]
         self.rows.append(row)
 
     def bench(self, path, limit, **options):
         command = [self.program("sluice"), "bench", "-m", path, "-o", "json", "-r", str(self.args.repeats)]
         for name, value in options.items():
-            command += ["--" + name.replace("_", "-"), value]
+            command += ["--" + name.replace("_", "-")] + ([value] if value is not None else [])
         text = self.run(command, limit)
         for row in json.loads(text)["rows"] if text else []:
             row["command"] = "sluice " + " ".join(command[1:]).replace(self.args.tmp + "/", "")
@@ -118,17 +128,44 @@ class Session:
         for shape, kind in SHAPES:
             path = self.model(shape, kind)
             self.bench(path, 200, vram=BUDGETS, n_prompt="1024,2048", n_gen="64")
-            self.kl(path, 256, ["2048", "4096", "8192", "12288", "0"])
-        self.bench(self.model("minitron8b", "F16"), 60, vram="2G", n_prompt="4096", n_gen="0")
+            self.kl(path, 256, ["2048", "0"])
+        path = self.model("minitron8b", "F16")
+        self.bench(path, 60, vram="2G", n_prompt="512,4096", n_gen="0")
 
     def mixture(self):
         path = self.model("qwen30b", "Q4_0")
-        self.bench(path, 150, vram=BUDGETS, n_prompt="1024,2048", n_gen="64")
-        self.kl(path, 128, ["4096", "0"])
+        self.bench(path, 150, vram=BUDGETS, n_prompt="1024,2048", n_gen="64", ctx_size="2112")
+        self.kl(path, 128, ["2048", "8192"])
+
+    def skew(self):
+        """A mixture whose experts are used as unevenly as those of real models."""
+        path = self.model("qwen30b", "Q4_0", "0.65")
+        self.bench(path, 100, vram="4G,8G", n_prompt="1024", n_gen="128", ctx_size="1216",
+                   after_prompt=None)
+
+    def context(self):
+        """How generation slows down with depth, under a budget."""
+        path = self.model("qwen30b", "Q4_0")
+        self.bench(path, 60, vram="4G", n_prompt="0", n_gen="32", n_depth="1024,16384",
+                   ctx_size="16448")
+        self.bench(path, 90, vram="8G", n_prompt="0", n_gen="32", n_depth="1024,65536",
+                   ctx_size="65600")
+
+    def parallel(self):
+        """Sequences that generate together."""
+        self.bench(self.model("qwen30b", "Q4_0"), 120, vram="8G", n_prompt="64", n_gen="32",
+                   parallel="1,4,16,64", ctx_size="8192")
 
     def depth(self):
         self.bench(self.model("llama8b", "Q4_K"), 100, vram="auto", n_prompt="0", n_gen="64",
                    n_depth="32768")
+
+    def cpu(self):
+        """The processor of the machine alone."""
+        for shape, kind, n in (("qwen30b", "Q4_0", "64"), ("llama8b", "Q4_K", "32"),
+                               ("minitron8b", "F16", "16")):
+            self.bench(self.model(shape, kind), 100, device="cpu", threads="14", n_prompt="512",
+                       n_gen=n)
 
     def kernels(self):
         text = self.run([self.program("bench-cuda_linear"), "--json"], 150, "cuda-linear.json")
@@ -149,10 +186,12 @@ class Session:
                       "command": f"sluice perplexity -m {os.path.basename(path)} GPL-3",
                       "value": value["perplexity"]})
 
-    def finish(self):
+    def save(self):
         with open(self.args.out, "w", encoding="utf-8") as f:
             json.dump(self.rows, f, indent=1)
             f.write("\n")
+
+    def finish(self):
         print(f"\n{'model':16} {'budget':>7} {'metric':12} {'prompt':>6} {'depth':>6} {'value':>10}"
               f" {'spread':>7} {'predicted':>9} {'limit':>6} {'peak':>8} {'peer':>8}")
         for r in self.rows:
@@ -180,6 +219,7 @@ def main():
             session.real(job)
         else:
             getattr(session, job)()
+        session.save()
     return session.finish()
 
 
