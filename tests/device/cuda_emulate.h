@@ -234,7 +234,7 @@ static inline void sl_emulate_block(std::vector<uint8_t> &stacks, size_t stack_b
 static inline int sl_emulate_launch(dim3 grid, dim3 block, size_t shared,
                                     const std::function<void()> &body)
 {
-    static const int steps[] = {1, 31, 13, 35, 5}; /* coprime to the block sizes in use */
+    static const int steps[] = {1, 31, 37, 41, 43}; /* coprime to 32 times any number of warps */
     const size_t stack_bytes = 64 * 1024;
     sl_emulate_check(shared <= 80 * 1024, "shared memory");
     sl_emu.grid = grid;

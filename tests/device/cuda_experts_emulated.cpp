@@ -264,7 +264,11 @@ static void check_type(enum sl_type type)
     const double small = type == SL_TYPE_F32 ? BOUND_FLOAT : is_float ? BOUND_HALF : BOUND_8BIT;
     const double large = type == SL_TYPE_F32 ? BOUND_FLOAT : BOUND_HALF;
     const enum sl_activation silu = SL_ACT_SILU;
-    check_experts({1, embd, ff, 6, 3, type, type, type, silu, true, true, false, 2, 9, false},
+    // Vector products want 1024 columns at least, in all pairs together for down.
+    const int wide = items == 256 ? 1280 : 1056, high = items == 256 ? 512 : 352;
+    check_experts({1, wide, high, 6, 3, type, type, type, silu, true, true, false, 2, 9, false},
+                  small);
+    check_experts({2, embd, ff, 6, 3, type, type, type, silu, true, true, false, 2, 9, false},
                   small);
     check_experts({11, embd, ff, 5, 2, type, type, type, silu, true, false, true, 0, 6, true},
                   small);
@@ -288,6 +292,9 @@ static void check_shapes(void)
     check_experts({90, 64, 32, 4, 2, q8, q8, q8, clamped, true, false, true, 0, 4, true},
                   BOUND_8BIT);
     check_experts({300, 64, 64, 3, 2, q4, q4, q8, silu, false, true, true, 1, 5, true}, BOUND_HALF);
+    // More experts a token than a warp has lanes.
+    check_experts({1, 1024, 32, 60, 40, q4, q4, q8, silu, true, false, false, 3, 70, false},
+                  BOUND_8BIT);
     // Gates and ups of different types; floats of odd shapes; experts none of which are here.
     check_experts({5, 64, 64, 4, 2, q4, f16, q8, silu, true, false, true, 0, 4, false}, BOUND_8BIT);
     check_experts({1, 64, 64, 4, 2, f32, q8, f16, clamped, true, false, false, 0, 4, false},
@@ -375,7 +382,7 @@ static void check_router(int n_tokens, int n, int n_used, int n_cols, enum sl_ty
 static void check_chosen(int n_tokens, int n_experts, int n_used, enum sl_type router_type,
                          enum sl_type type, enum sl_gating gating, bool normed, int first)
 {
-    const int embd = 256, ff = 256;
+    const int embd = 1024, ff = 768;
     const shape s = {n_tokens, embd,  ff,    n_experts - first, n_used,
                      type,     type,  type,  SL_ACT_SILU,       true,
                      true,     false, first, n_experts,         false};
@@ -460,8 +467,8 @@ static void check_all_chosen(void)
     const enum sl_type f32 = SL_TYPE_F32, f16 = SL_TYPE_F16;
     check_chosen(1, 20, 4, f32, SL_TYPE_Q4_0, SL_GATING_SOFTMAX, true, 0);
     check_chosen(3, 12, 5, f16, SL_TYPE_Q4_K, SL_GATING_SIGMOID, true, 2);
-    check_chosen(2, 40, 36, SL_TYPE_BF16, SL_TYPE_MXFP4, SL_GATING_SOFTMAX_CHOSEN, false, 0);
-    check_chosen(8, 16, 2, f32, SL_TYPE_Q8_0, SL_GATING_SOFTMAX, true, 0);
+    check_chosen(2, 40, 10, SL_TYPE_BF16, SL_TYPE_MXFP4, SL_GATING_SOFTMAX_CHOSEN, false, 0);
+    check_chosen(4, 16, 2, f32, SL_TYPE_Q8_0, SL_GATING_SOFTMAX, true, 0);
 }
 
 static void check_routers(void)

@@ -54,10 +54,10 @@ SL_HD int sl_vec_float_at(int n_cols, int i)
 #define SL_VEC_NORM_FLOATS(n) ((n)*33)
 
 /* The factor of every token's norm (1 without one), into scales[N]. Whole block. */
-template <int N, int THREADS>
-SL_DEV void sl_vec_norm_x(const struct sl_linear_args &a, float *scales)
+template <int N> SL_DEV void sl_vec_norm_x(const struct sl_linear_args &a, float *scales)
 {
-    constexpr int warps = THREADS / 32;
+    const int threads = (int)blockDim.x;
+    const int warps = threads / 32;
     float *part = scales + N;
     const int lane = (int)threadIdx.x & 31;
     const int warp = (int)threadIdx.x >> 5;
@@ -67,7 +67,7 @@ SL_DEV void sl_vec_norm_x(const struct sl_linear_args &a, float *scales)
         if (n < a.n_tokens) {
             const float *x = a.x + (int64_t)n * a.n_cols;
 #pragma unroll 4
-            for (int i = (int)threadIdx.x; i < a.n_cols; i += THREADS) {
+            for (int i = (int)threadIdx.x; i < a.n_cols; i += (int)blockDim.x) {
                 sum += x[i] * x[i];
             }
         }
@@ -94,10 +94,10 @@ SL_DEV void sl_vec_norm_x(const struct sl_linear_args &a, float *scales)
 }
 
 /* The norm's weights are on their way while the block waits for x. */
-template <int THREADS> SL_DEV void sl_vec_prefetch_norm(const struct sl_linear_args &a)
+SL_DEV void sl_vec_prefetch_norm(const struct sl_linear_args &a)
 {
     if (a.norm.on && a.norm.weight) {
-        for (int i = 32 * (int)threadIdx.x; i < a.n_cols; i += 32 * THREADS) {
+        for (int i = 32 * (int)threadIdx.x; i < a.n_cols; i += 32 * (int)blockDim.x) {
             sl_prefetch_l2(a.norm.weight + i);
         }
     }
@@ -137,7 +137,7 @@ SL_DEV bool sl_vec_is_wide(const struct sl_linear_args &a)
 
 /* Pack x of up to N tokens; missing tokens become zeros. Eight lanes share a block of 32, four
  * elements each. */
-template <int N, int THREADS>
+template <int N>
 SL_DEV void sl_vec_pack_x(const struct sl_linear_args &a, uint8_t *levels, struct sl_xblock *blocks,
                           const float *scales)
 {
@@ -148,7 +148,7 @@ SL_DEV void sl_vec_pack_x(const struct sl_linear_args &a, uint8_t *levels, struc
 #pragma unroll 1
     for (int n = 0; n < N; n++) {
 #pragma unroll 2
-        for (int base = (int)threadIdx.x - lane; base < per_token; base += THREADS) {
+        for (int base = (int)threadIdx.x - lane; base < per_token; base += (int)blockDim.x) {
             const int i = base + lane;
             float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (i < per_token && n < a.n_tokens) {
@@ -171,7 +171,7 @@ SL_DEV void sl_vec_pack_x(const struct sl_linear_args &a, uint8_t *levels, struc
 }
 
 /* The same from scratch, where x was packed once for all blocks. */
-template <int N, int THREADS>
+template <int N>
 SL_DEV void sl_vec_copy_x(const struct sl_linear_args &a, uint8_t *levels, struct sl_xblock *blocks)
 {
     const int runs = a.n_cols / 16;
@@ -182,12 +182,12 @@ SL_DEV void sl_vec_copy_x(const struct sl_linear_args &a, uint8_t *levels, struc
 #pragma unroll 1
     for (int n = 0; n < N; n++) {
         const bool there = n < a.n_tokens;
-        for (int i = (int)threadIdx.x; i < runs; i += THREADS) {
+        for (int i = (int)threadIdx.x; i < runs; i += (int)blockDim.x) {
             const uint4 v = there ? *(const uint4 *)(src + (int64_t)n * a.n_cols + 16 * i)
                                   : make_uint4(0, 0, 0, 0);
             *(uint4 *)(levels + n * x_stride + 16 * sl_vec_swizzle(i)) = v;
         }
-        for (int i = (int)threadIdx.x; i < runs / 2; i += THREADS) {
+        for (int i = (int)threadIdx.x; i < runs / 2; i += (int)blockDim.x) {
             struct sl_xblock b = {0.0f, 0};
             if (there) {
                 b = src_blocks[n * (runs / 2) + i];
@@ -198,7 +198,7 @@ SL_DEV void sl_vec_copy_x(const struct sl_linear_args &a, uint8_t *levels, struc
 }
 
 /* x as floats. n_cols is a multiple of 4. */
-template <int N, int THREADS>
+template <int N>
 SL_DEV void sl_vec_keep_x(const struct sl_linear_args &a, float *to, const float *scales)
 {
     const bool wide = sl_vec_is_wide(a);
@@ -206,7 +206,7 @@ SL_DEV void sl_vec_keep_x(const struct sl_linear_args &a, float *to, const float
     for (int n = 0; n < N; n++) {
         float *row = to + n * (sl_vec_float_bytes(a.n_cols, 1) / 4);
 #pragma unroll 2
-        for (int i = (int)threadIdx.x; i < a.n_cols / 4; i += THREADS) {
+        for (int i = (int)threadIdx.x; i < a.n_cols / 4; i += (int)blockDim.x) {
             float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (n < a.n_tokens) {
                 v = sl_vec_take_x(a, n, i, wide, scales);

@@ -19,12 +19,12 @@ constexpr int sl_cover8_words(int n_bytes, int align)
     return (n_bytes + 8 - (align < 8 ? align : 8) + 7) / 8 * 2;
 }
 
-/* The 8-byte words that cover N_BYTES at p. near_end: they may reach past the matrix. */
+/* The 8-byte words that cover N_BYTES at an address that p is, brought down to a multiple of 8.
+ * near_end: they may reach past the matrix. */
 template <int N_BYTES, int ALIGN>
 SL_HD void sl_load_cover8(uint32_t *w, const uint8_t *p, const sl_mem_global &mem, bool near_end)
 {
     constexpr int n = sl_cover8_words(N_BYTES, ALIGN);
-    p -= (uintptr_t)p & 7;
 #pragma unroll
     for (int i = 0; i < n; i += 2) {
         if (i == n - 2 && near_end) {
@@ -85,11 +85,12 @@ template <int TYPE> struct sl_vec_load {
     static constexpr bool times16 = false; /* second runs' bytes are 16 times the level */
     static constexpr int n = covers ? sl_cover8_words(F::bytes, F::align) : F::n_raw;
 
-    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, int u,
-                                   const sl_mem_global &mem, bool near_end)
+    /* block8: `block` brought down to a multiple of 8. */
+    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, const uint8_t *block8,
+                                   int u, const sl_mem_global &mem, bool near_end)
     {
         if constexpr (covers) {
-            sl_load_cover8<F::bytes, F::align>(raw, block, mem, near_end);
+            sl_load_cover8<F::bytes, F::align>(raw, block8, mem, near_end);
         } else {
             F::load(raw, block, u, mem);
         }
@@ -125,7 +126,7 @@ template <bool HIGH> struct sl_vec_load_k4 {
     static constexpr int n = F::n_raw;
     static constexpr bool covers = false, times16 = !HIGH;
 
-    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, int u,
+    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, const uint8_t *, int u,
                                    const sl_mem_global &mem, bool)
     {
         F::load(raw, block, u, mem);
@@ -170,12 +171,12 @@ template <> struct sl_vec_load<SL_TYPE_Q6_K> {
     static constexpr int n = 15; /* low bits 6, high bits 6, two scales, d */
     static constexpr bool covers = false, times16 = false;
 
-    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, int u,
-                                   const sl_mem_global &mem, bool)
+    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *block, const uint8_t *block8,
+                                   int u, const sl_mem_global &mem, bool)
     {
         /* All these words end before the block does. */
-        sl_load_cover8<16, 2>(raw, block + 16 * u, mem, false);
-        sl_load_cover8<16, 2>(raw + 6, block + 128 + 32 * (u >> 2) + 16 * (u & 1), mem, false);
+        sl_load_cover8<16, 2>(raw, block8 + 16 * u, mem, false);
+        sl_load_cover8<16, 2>(raw + 6, block8 + 128 + 32 * (u >> 2) + 16 * (u & 1), mem, false);
         const uint8_t *sc = block + 192 + 8 * (u >> 2) + (u & 3);
         raw[12] = mem.u8(sc);
         raw[13] = mem.u8(sc + 4);
@@ -223,15 +224,15 @@ template <class F> constexpr int sl_vec_run_step(void)
 }
 
 template <class F>
-SL_DEV sl_vec_x sl_vec_x_of_lane(const uint8_t *levels, const struct sl_xblock *blocks, int lane)
+SL_DEV sl_vec_x sl_vec_x_at(const uint8_t *levels, const struct sl_xblock *blocks, int unit)
 {
-    const int lo = sl_run_lo<F>(lane);
+    const int lo = sl_run_lo<F>(unit);
     sl_vec_x x;
     x.levels = levels;
     x.blocks = blocks;
     x.at = sl_vec_keep(16 * sl_vec_swizzle(lo));
     x.block = sl_vec_keep(lo >> 1);
-    x.half = sl_vec_keep(16 * (lane & 1));
+    x.half = sl_vec_keep(16 * (lo & 1));
     return x;
 }
 
@@ -250,15 +251,21 @@ SL_DEV int sl_vec_dot4_unsigned(uint32_t a, uint32_t b, int sum)
 #endif
 }
 
+template <bool UNSIGNED> SL_DEV int sl_vec_dot16(const uint32_t w[4], const uint32_t x[4], int sum)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum = UNSIGNED ? sl_vec_dot4_unsigned(w[i], x[i], sum) : sl_dot4(w[i], x[i], sum);
+    }
+    return sum;
+}
+
+/* x in shared memory. */
 template <bool UNSIGNED> SL_DEV int sl_vec_dot16(const uint32_t w[4], const uint8_t *x, int sum)
 {
     const uint4 v = *(const uint4 *)x;
     const uint32_t xs[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        sum = UNSIGNED ? sl_vec_dot4_unsigned(w[i], xs[i], sum) : sl_dot4(w[i], xs[i], sum);
-    }
-    return sum;
+    return sl_vec_dot16<UNSIGNED>(w, xs, sum);
 }
 
 /* A unit times x, `at` levels on from the lane's first unit. */
@@ -300,53 +307,115 @@ SL_DEV float sl_vec_dot_x(const sl_unit &w, const sl_vec_x &x, int at, int token
     }
 }
 
-/* ---- what the stream does with a unit ---- */
+/* ---- what the stream knows of a type ---- */
 
-/* Quantized weights: a chunk is 32 units. */
+/* x of a piece, with several tokens: in shared memory. */
+template <int TYPE, int N, int P> struct sl_vec_packed_x {
+    sl_vec_x x;
+    int levels, blocks; /* of a token */
+};
+
+/* With one token: levels of both runs; scale of each, and scale times sum (times the type's
+ * offset). Where runs lie in one block the first of each serves both. */
+template <int TYPE, int P> struct sl_vec_packed_x<TYPE, 1, P> {
+    struct {
+        uint32_t lo[4], hi[4];
+        float d[2], s[2];
+    } unit[P];
+};
+
 template <int TYPE, int N> struct sl_vec_packed {
     using F = sl_fmt<TYPE>;
     using L = sl_vec_load<TYPE>;
-    /* As many warps and slots as the registers allow: 64, 80 or 128 for a thread. */
-    static constexpr int warps = N > 2 ? 16 : N > 1 || L::n >= 12 ? 24 : 32;
-    static constexpr int threads = 32 * warps;
-    static constexpr int slots = L::n <= 8 ? 4 : L::n <= 12 ? 3 : N > 2 ? 3 : 2;
+    using lane = sl_vec_lane;
+    template <int P> using x_piece = sl_vec_packed_x<TYPE, N, P>;
+    static constexpr int tokens = N;
     static constexpr int n = L::n;               /* words of a unit */
     static constexpr int items = 32;             /* weights of a unit */
     static constexpr int per_block = F::units;   /* units of a block */
     static constexpr int block_bytes = F::bytes; /* in the matrix */
-    static constexpr bool covers = L::covers;    /* loads may reach past the matrix */
+    static constexpr bool reads_past = F::align < 4;
+    static constexpr int max_piece = N > 1 ? 4 : 2; /* chunks, for x in registers */
+    /* What the registers allow: 80, 96 or 128 for a thread. */
+    static constexpr int max_warps = L::n > 8 || N > 2                   ? 16
+                                     : L::n > 6 || N > 1 || F::is_signed ? 20
+                                                                         : 24;
 
-    sl_vec_lane lane;
-    sl_vec_x x;
-    int x_stride, x_blocks; /* of a token */
-
-    SL_DEV_MEMBER void prepare()
+    SL_DEV_MEMBER static lane make_lane()
     {
-        lane = sl_vec_lane_of<F>((int)threadIdx.x & 31);
+        return sl_vec_lane_of<F>((int)threadIdx.x & 31);
     }
 
-    SL_DEV_MEMBER void set_x(const uint8_t *levels, int n_cols)
+    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *at, const uint8_t *at8,
+                                   const lane &l, const sl_mem_global &mem, bool last)
     {
-        x_stride = sl_vec_x_stride(n_cols);
-        x_blocks = n_cols / 32;
-        x = sl_vec_x_of_lane<F>(levels, (const struct sl_xblock *)(levels + N * x_stride),
-                                (int)threadIdx.x & 31);
+        L::load(raw, at, at8, l.unit, mem, last);
     }
 
-    SL_DEV_MEMBER void load(uint32_t *raw, const uint8_t *block, const sl_mem_global &mem,
-                            bool near_end) const
+    SL_DEV_MEMBER static void take_run(uint32_t *to, const uint8_t *levels, int run)
     {
-        L::load(raw, block, lane.unit, mem, near_end);
+        const uint4 v = *(const uint4 *)(levels + 16 * sl_vec_swizzle(run));
+        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
     }
 
-    /* The unit at `block` of chunk `k`. */
-    SL_DEV_MEMBER void add(const uint32_t *raw, const uint8_t *block, int k, float sum[N]) const
+    /* The piece of x, in shared memory at `levels`, that begins with the lane's unit `unit`. */
+    template <int P>
+    SL_DEV_MEMBER static void take_x(x_piece<P> &x, const uint8_t *levels, int n_cols, int unit,
+                                     const lane &)
+    {
+        const int stride = sl_vec_x_stride(n_cols);
+        const struct sl_xblock *blocks = (const struct sl_xblock *)(levels + N * stride);
+        if constexpr (N > 1) {
+            x.x = sl_vec_x_at<F>(levels, blocks, unit);
+            x.levels = stride;
+            x.blocks = n_cols / 32;
+        } else {
+            constexpr float factor = F::offset ? (float)F::offset : 1.0f;
+#pragma unroll
+            for (int k = 0; k < P; k++) {
+                const int run[2] = {sl_run_lo<F>(unit + 32 * k), sl_run_hi<F>(unit + 32 * k)};
+                take_run(x.unit[k].lo, levels, run[0]);
+                take_run(x.unit[k].hi, levels, run[1]);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const struct sl_xblock b = blocks[run[i] >> 1];
+                    const float sum = F::super_runs
+                                          ? sl_half_f32(b.sums >> 16 * (run[0] & 1))
+                                          : sl_half_f32(b.sums) + sl_half_f32(b.sums >> 16);
+                    x.unit[k].d[i] = b.d;
+                    x.unit[k].s[i] = factor * (b.d * sum);
+                }
+            }
+        }
+    }
+
+    /* The unit that was loaded from `at` times chunk k of the piece, for each token. */
+    template <int P>
+    SL_DEV_MEMBER static void dot(const uint32_t *raw, const uint8_t *at, const lane &l,
+                                  const sl_vec_packed_x<TYPE, N, P> &x, int k, float v[N])
     {
         sl_unit w;
-        L::expand(raw, block, lane, w);
+        L::expand(raw, at, l, w);
+        if constexpr (N > 1) {
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            sum[i] += sl_vec_dot_x<F, L::times16>(w, x, 1024 * k, i * x_stride, i * x_blocks);
+            for (int t = 0; t < N; t++) {
+                v[t] = sl_vec_dot_x<F, L::times16>(w, x.x, 1024 * k, t * x.levels, t * x.blocks);
+            }
+        } else if constexpr (!F::super_runs) {
+            const auto &u = x.unit[k];
+            int sum = sl_vec_dot16<false>(w.lo, u.lo, SL_MAGIC_BITS);
+            sum = sl_vec_dot16<false>(w.hi, u.hi, sum);
+            const float p = u.d[0] * sl_magic_f32(sum);
+            v[0] = F::offset    ? w.s_lo * (p - u.s[0])
+                   : F::has_min ? w.s_lo * p + w.m_lo * u.s[0]
+                                : w.s_lo * p;
+        } else {
+            const auto &u = x.unit[k];
+            const float lo = u.d[0] * sl_magic_f32(sl_vec_dot16<false>(w.lo, u.lo, SL_MAGIC_BITS));
+            const float hi =
+                u.d[1] * sl_magic_f32(sl_vec_dot16<L::times16>(w.hi, u.hi, SL_MAGIC_BITS));
+            v[0] = F::offset ? w.s_lo * (lo - u.s[0]) + w.s_hi * (hi - u.s[1])
+                             : w.s_lo * lo + w.m_lo * u.s[0] + w.s_hi * hi + w.m_hi * u.s[1];
         }
     }
 };
@@ -357,11 +426,11 @@ static int sl_vec_dispatch(cudaStream_t stream, const struct sl_linear_args *arg
 {
     switch (args->n_tokens) {
     case 1:
-        return sl_vec_launch<sl_vec_packed<TYPE, 1>, 1>(stream, args, props);
+        return sl_vec_launch<sl_vec_packed<TYPE, 1>>(stream, args, props);
     case 2:
-        return sl_vec_launch<sl_vec_packed<TYPE, 2>, 2>(stream, args, props);
+        return sl_vec_launch<sl_vec_packed<TYPE, 2>>(stream, args, props);
     default:
-        return sl_vec_launch<sl_vec_packed<TYPE, 4>, 4>(stream, args, props);
+        return sl_vec_launch<sl_vec_packed<TYPE, 4>>(stream, args, props);
     }
 }
 

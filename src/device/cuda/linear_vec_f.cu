@@ -4,7 +4,13 @@
  * allow 16-byte accesses, and F32 with several vectors, go to the kernel of linear_vecf.cuh.
  */
 #include "device/cuda/linear_vec_float.cuh"
-#include "device/cuda/linear_vec_stream.cuh"
+
+template <class FORM>
+static bool has_room(const struct sl_linear_args *args, const struct sl_cuda_props *props)
+{
+    const size_t bytes = sl_vec_shared_bytes<FORM>(args, props);
+    return bytes > 0 && bytes <= props->max_shared_bytes;
+}
 
 bool sl_linear_vec_f_streams(int type, const struct sl_linear_args *args,
                              const struct sl_cuda_props *props)
@@ -13,19 +19,17 @@ bool sl_linear_vec_f_streams(int type, const struct sl_linear_args *args,
     for (int i = 0; i < args->n_parts; i++) {
         wide = wide && ((uintptr_t)args->part[i].w & 15) == 0;
     }
-    const size_t bytes = sl_vec_shared_bytes<sl_vec_floats<SL_TYPE_F16, 1>, 1>(args, props->n_sm);
-    (void)type; /* all take the same room */
-    return wide && bytes <= props->max_shared_bytes;
+    return wide && (type == SL_TYPE_F32 ? has_room<sl_vec_floats<SL_TYPE_F32>>(args, props)
+                                        : has_room<sl_vec_floats<SL_TYPE_F16>>(args, props));
 }
 
 template <int TYPE>
 static int vecf_dispatch(cudaStream_t stream, const struct sl_linear_args *args,
                          const struct sl_cuda_props *props)
 {
-    if (sl_linear_vec_f_streams(TYPE, args, props)) {
-        return sl_vec_launch<sl_vec_floats<TYPE, 1>, 1>(stream, args, props);
-    }
-    return sl_vecf_dispatch<TYPE>(stream, args);
+    return sl_linear_vec_f_streams(TYPE, args, props)
+               ? sl_vec_launch<sl_vec_floats<TYPE>>(stream, args, props)
+               : sl_vecf_dispatch<TYPE>(stream, args);
 }
 
 int sl_linear_vec_f(cudaStream_t stream, int type, const struct sl_linear_args *args,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * F32, F16 and BF16 weights in the vector kernels, in float throughout: a lane loads 16 bytes at a
- * time and multiplies them by floats in shared memory. Rows are 16-byte aligned and whole units.
+ * F32, F16 and BF16 weights in the vector kernels, one token, in float throughout: a unit is 16
+ * bytes. Rows are 16-byte aligned and whole units.
  */
 #ifndef SL_DEVICE_CUDA_LINEAR_VEC_FLOAT_CUH
 #define SL_DEVICE_CUDA_LINEAR_VEC_FLOAT_CUH
@@ -9,52 +9,57 @@
 #include "device/cuda/linear_vec_stream.cuh"
 #include "device/cuda/linear_vecf.cuh"
 
-template <int TYPE, int N> struct sl_vec_floats {
-    static constexpr int warps = N > 1 ? 16 : 32;
-    static constexpr int threads = 32 * warps;
-    static constexpr int slots = N > 1 ? 4 : 6;
+template <int TYPE> struct sl_vec_floats {
+    static constexpr int tokens = 1;
     static constexpr int n = 4;
     static constexpr int items = TYPE == SL_TYPE_F32 ? 4 : 8;
     static constexpr int per_block = 1, block_bytes = 16;
-    static constexpr bool covers = false;
+    static constexpr bool reads_past = false;
+    static constexpr int max_piece = 4;
+    static constexpr int max_warps = 24;
 
-    const float *x; /* of the lane's first unit */
-    int x_stride, half;
+    struct lane {
+    };
+    template <int P> struct x_piece {
+        float v[P][items];
+    };
 
-    SL_DEV_MEMBER void prepare()
+    SL_DEV_MEMBER static lane make_lane()
     {
+        return lane();
     }
 
-    SL_DEV_MEMBER void set_x(const uint8_t *shared, int n_cols)
+    SL_DEV_MEMBER static void load(uint32_t *raw, const uint8_t *at, const uint8_t *, const lane &,
+                                   const sl_mem_global &mem, bool)
     {
-        const int lane = (int)threadIdx.x & 31;
-        x_stride = sl_vec_float_bytes(n_cols, 1) / 4;
-        half = x_stride / 2;
-        x = (const float *)shared;
-        x += items == 8 ? 4 * lane : sl_vec_float_at(n_cols, 4 * lane);
+        sl_load_words<4, 16>(raw, at, mem);
     }
 
-    SL_DEV_MEMBER void load(uint32_t *raw, const uint8_t *block, const sl_mem_global &mem,
-                            bool) const
+    template <int P>
+    SL_DEV_MEMBER static void take_x(x_piece<P> &x, const uint8_t *shared, int n_cols, int unit,
+                                     const lane &)
     {
-        sl_load_words<4, 16>(raw, block, mem);
+#pragma unroll
+        for (int k = 0; k < P; k++) {
+#pragma unroll
+            for (int i = 0; i < items; i += 4) {
+                const int at = sl_vec_float_at(n_cols, (unit + 32 * k) * items + i);
+                const float4 v = *(const float4 *)((const float *)shared + at);
+                x.v[k][i] = v.x, x.v[k][i + 1] = v.y, x.v[k][i + 2] = v.z, x.v[k][i + 3] = v.w;
+            }
+        }
     }
 
-    SL_DEV_MEMBER void add(const uint32_t *raw, const uint8_t *, int k, float sum[N]) const
+    template <int P>
+    SL_DEV_MEMBER static void dot(const uint32_t *raw, const uint8_t *, const lane &,
+                                  const x_piece<P> &x, int k, float v[1])
     {
         float w[items];
         sl_vecf_unpack<TYPE>(make_uint4(raw[0], raw[1], raw[2], raw[3]), w);
+        v[0] = w[0] * x.v[k][0];
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const float *at = x + i * x_stride + (items == 8 ? 128 : 64) * k;
-#pragma unroll
-            for (int j = 0; j < items; j += 4) {
-                const float4 v = *(const float4 *)(at + (j ? half : 0));
-                sum[i] += w[j] * v.x;
-                sum[i] += w[j + 1] * v.y;
-                sum[i] += w[j + 2] * v.z;
-                sum[i] += w[j + 3] * v.w;
-            }
+        for (int i = 1; i < items; i++) {
+            v[0] += w[i] * x.v[k][i];
         }
     }
 };

@@ -7,13 +7,12 @@
 
 bool sl_linear_vec_fits(const struct sl_linear_args *args, const struct sl_cuda_props *props)
 {
-    using one = sl_vec_packed<SL_TYPE_Q4_0, 1>;
-    using two = sl_vec_packed<SL_TYPE_Q4_0, 2>;
-    using four = sl_vec_packed<SL_TYPE_Q4_0, 4>;
-    const size_t bytes = args->n_tokens == 1   ? sl_vec_shared_bytes<one, 1>(args, props->n_sm)
-                         : args->n_tokens == 2 ? sl_vec_shared_bytes<two, 2>(args, props->n_sm)
-                                               : sl_vec_shared_bytes<four, 4>(args, props->n_sm);
-    return args->n_tokens <= 4 && bytes <= props->max_shared_bytes;
+    /* The types with the fewest warps, which allow the least: longer rows, more pieces of them. */
+    const size_t bytes =
+        args->n_tokens == 1   ? sl_vec_shared_bytes<sl_vec_packed<SL_TYPE_Q8_0, 1>>(args, props)
+        : args->n_tokens == 2 ? sl_vec_shared_bytes<sl_vec_packed<SL_TYPE_Q8_0, 2>>(args, props)
+                              : sl_vec_shared_bytes<sl_vec_packed<SL_TYPE_Q8_0, 4>>(args, props);
+    return args->n_tokens <= 4 && bytes > 0 && bytes <= props->max_shared_bytes;
 }
 
 int sl_linear_vec_q(cudaStream_t stream, int type, const struct sl_linear_args *args,

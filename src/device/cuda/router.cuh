@@ -72,46 +72,37 @@ SL_DEV uint32_t sl_router_most(uint32_t v)
 #endif
 }
 
-/* The lane's best expert that is not taken yet; experts lane, lane + 32, ... are bits of `taken`.
- * Without one the id is INT32_MAX. */
-SL_DEV void sl_router_best(const struct sl_router_args &a, const float *p, uint32_t taken,
-                           uint32_t &key, int &id)
-{
-    const int lane = (int)threadIdx.x & 31;
-    key = 0;
-    id = INT32_MAX;
-    for (int e = lane, i = 0; e < a.n; e += 32, i++) {
-        if (taken >> i & 1) {
-            continue;
-        }
-        const uint32_t k = sl_router_key(p[e] + (a.selection_bias ? a.selection_bias[e] : 0.0f));
-        if (id == INT32_MAX || k > key) {
-            key = k;
-            id = e;
-        }
-    }
-}
-
 /* The n_used best of a token, one after the other; this lane's are ids[0] (number lane) and ids[1]
- * (lane + 32). Only the lane that had the best one looks for its next. */
+ * (lane + 32). Experts lane, lane + 32, ... are the lane's, PER of them at most; their keys stay in
+ * registers, one more than the score's so that 0 is one that is taken. */
+template <int PER>
 SL_DEV void sl_router_choose(const struct sl_router_args &a, const float *p, int ids[2])
 {
     const int lane = (int)threadIdx.x & 31;
-    uint32_t taken = 0;
-    uint32_t key;
-    int own;
-    sl_router_best(a, p, taken, key, own);
+    uint32_t key[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int e = lane + 32 * i;
+        const float bias = e < a.n && a.selection_bias ? a.selection_bias[e] : 0.0f;
+        key[i] = e < a.n ? sl_router_key(p[e] + bias) + 1 : 0;
+    }
     for (int j = 0; j < a.n_used; j++) {
-        const uint32_t most = sl_router_most(key);
-        /* The lowest id among equals; a lane without experts left has the worst key, and no id. */
-        const bool mine = key == most && own != INT32_MAX;
-        const int id = (int)~sl_router_most(mine ? ~(uint32_t)own : 0);
-        if (id == own) {
-            taken |= 1u << (id >> 5);
-            sl_router_best(a, p, taken, key, own);
+        uint32_t best = 0;
+        int own = 0; /* the lowest of the lane's best ones */
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            own = key[i] > best ? i : own;
+            best = key[i] > best ? key[i] : best;
+        }
+        const uint32_t most = sl_router_most(best);
+        const uint32_t id = (uint32_t)(lane + 32 * own);
+        const uint32_t chosen = ~sl_router_most(best == most ? ~id : 0);
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            key[i] = (uint32_t)(lane + 32 * i) == chosen ? 0 : key[i];
         }
         if ((j & 31) == lane) {
-            ids[j >> 5] = id;
+            ids[j >> 5] = (int)chosen;
         }
     }
 }
@@ -148,7 +139,11 @@ SL_DEV void sl_router_run(const struct sl_router_args &a, int64_t token, float *
 {
     ids[0] = ids[1] = 0;
     sl_router_gate(a, a.logits + token * a.n, p);
-    sl_router_choose(a, p, ids);
+    if (a.n <= 128) {
+        sl_router_choose<4>(a, p, ids);
+    } else {
+        sl_router_choose<SL_MAX_EXPERTS / 32>(a, p, ids);
+    }
     sl_router_weigh(a, p, ids, v);
 }
 
