@@ -109,7 +109,7 @@ static void tell(const struct cast *c, int ubatch, const struct story *force, st
  * size. */
 static void open_cast(struct cast *c, const char *name, struct sl_kv_types types)
 {
-    static const int lengths[N_SEQS] = {75, 3, 64, 129, 20, 100};
+    static const int lengths[N_SEQS] = {75, 3, 64, 129, 20, 119};
     static struct story other;
     struct sluice_error err;
     char path[512];
@@ -447,6 +447,45 @@ static void test_sharing(void **state)
     sl_model_close(&c.model);
 }
 
+static int n_graphs(const struct sl_context *ctx)
+{
+    int n = 0;
+    for (int t = 0; t < SL_N_GRAPH_TIERS && t < ctx->plan->n_tiers; t++) {
+        for (int32_t k = 0; ctx->segments[t] && k < ctx->plan->tiers[t].n_steps; k++) {
+            n += ctx->segments[t][k].graph != NULL;
+        }
+    }
+    return n;
+}
+
+/* A recorded pass serves on when sequences get new blocks: the table is no part of it. */
+static void test_graphs(void **state)
+{
+    (void)state;
+    static struct cast c;
+    struct sluice_error err;
+    struct stage stage;
+    static const int32_t seqs[] = {5, 0, 2};
+    open_cast(&c, "llama_freqs", (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16});
+    assert_ok(
+        open_stage(&stage, &c, plan_options(&c, whole_budget(&c), SL_STRATEGY_RESIDENT), 5, &err),
+        err);
+    struct follower f = follow(&c, stage.ctx);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(begin(&f, seqs[i], &err), err);
+    }
+    const struct sl_kv_pool *const cache = &stage.ctx->cache;
+    int32_t n_held = 0; /* of the sequence that grows, when the graph was recorded */
+    while (f.n_said[5] < N_STEPS) {
+        assert_ok(go_on(&f, seqs, 3, true, &err), err);
+        n_held = n_held == 0 && n_graphs(stage.ctx) > 0 ? cache->n_held[5] : n_held;
+    }
+    assert_true(n_held > 0 && n_graphs(stage.ctx) == 1);
+    assert_int_equal(cache->n_held[5], n_held + 1);
+    close_stage(&stage);
+    sl_model_close(&c.model);
+}
+
 /* A pool that is full says so and nothing is lost; what others give up can be used. */
 static void test_full(void **state)
 {
@@ -666,7 +705,7 @@ int main(void)
         cmocka_unit_test(test_together), cmocka_unit_test(test_quantized),
         cmocka_unit_test(test_sharing),  cmocka_unit_test(test_full),
         cmocka_unit_test(test_shift),    cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_memory),   cmocka_unit_test(test_graphs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
