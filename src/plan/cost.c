@@ -113,8 +113,8 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
 }
 
 /* What a mixture's layer costs when part of its experts have slots: chosen evenly, as far as the
- * plan knows. A GPU that computes experts of system memory reads them at the speed of the link; that
- * copies share it meanwhile is the simulator's matter. */
+ * plan knows. A GPU that computes experts of system memory reads them at the speed of the link;
+ * that copies share it meanwhile is the simulator's matter. */
 static void share_cost(const struct sl_search *s, const struct sl_candidate *c,
                        const struct sl_shard *shard, struct sl_shard_cost *cost)
 {
