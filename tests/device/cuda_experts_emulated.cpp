@@ -376,101 +376,6 @@ static void check_router(int n_tokens, int n, int n_used, int n_cols, enum sl_ty
     }
 }
 
-// ---- norm, router and experts in two launches and their logits' ----
-
-// The choice depends on logits to the last bits; the numbers here leave room between them.
-static void check_chosen(int n_tokens, int n_experts, int n_used, enum sl_type router_type,
-                         enum sl_type type, enum sl_gating gating, bool normed, int first)
-{
-    const int embd = 1024, ff = 768;
-    const shape s = {n_tokens, embd,  ff,    n_experts - first, n_used,
-                     type,     type,  type,  SL_ACT_SILU,       true,
-                     true,     false, first, n_experts,         false};
-    struct sl_op ops[3];
-    memset(ops, 0, sizeof(ops));
-    const size_t n_x = (size_t)n_tokens * (size_t)embd, n_pairs = (size_t)n_tokens * (size_t)n_used;
-    std::vector<float> from = exact_x(n_tokens, embd), weight((size_t)embd, 1.0f);
-    for (float &w : weight) {
-        w += 0.25f * random_unit();
-    }
-    room w((size_t)n_experts * sl_type_row_bytes(router_type, embd));
-    fill_matrix(router_type, w.at, n_experts, embd);
-    struct sl_op_norm &norm = ops[0].norm;
-    ops[0].kind = SL_OP_NORM;
-    ops[1].kind = SL_OP_ROUTER;
-    ops[2].kind = SL_OP_EXPERTS;
-    for (struct sl_op &op : ops) {
-        op.n_tokens = n_tokens;
-    }
-    std::vector<float> x[2], y[2], weights[2];
-    std::vector<int32_t> ids[2];
-    const expert_matrix gate(s, &ops[2].experts.gate, type, ff, embd);
-    const expert_matrix up(s, &ops[2].experts.up, type, ff, embd);
-    const expert_matrix down(s, &ops[2].experts.down, type, embd, ff);
-    std::vector<float> y0(n_x);
-    for (float &v : y0) {
-        v = random_unit();
-    }
-    const struct sl_cuda_props props = make_props();
-    for (int which = 0; which < 2; which++) {
-        x[which].assign(n_x, NAN);
-        if (!normed) {
-            x[which] = from;
-        }
-        y[which] = y0;
-        weights[which].assign(n_pairs, NAN);
-        ids[which].assign(n_pairs, -1);
-        norm = {from.data(), weight.data(), x[which].data(), embd, 1, 1e-5f, false};
-        struct sl_op_router &r = ops[1].router;
-        r.x = x[which].data();
-        r.w = {w.at, router_type, n_experts, embd};
-        r.ids = ids[which].data();
-        r.weights = weights[which].data();
-        r.n_used = n_used;
-        r.gating = gating;
-        r.normalize = true;
-        r.scale = 1.0f;
-        struct sl_op_experts &e = ops[2].experts;
-        e.x = r.x;
-        e.y = y[which].data();
-        e.ids = r.ids;
-        e.weights = r.weights;
-        e.n_used = n_used;
-        e.first = first;
-        e.n = n_experts - first;
-        e.activation = SL_ACT_SILU;
-        e.accumulate = true;
-        if (which == 0) {
-            for (int i = normed ? 0 : 1; i < 3; i++) {
-                sl_op_run_ref(&ops[i]);
-            }
-        }
-    }
-    char what[160];
-    snprintf(what, sizeof(what), "chosen experts %s, router %s: %d tokens, %d of %d, gating %d%s",
-             sl_type_name((uint32_t)type), sl_type_name((uint32_t)router_type), n_tokens, n_used,
-             n_experts, (int)gating, normed ? ", normed" : "");
-    const room scratch(sl_op_scratch_bytes(&ops[2]));
-    check(sl_cuda_experts_choose(&ops[2], &ops[1], &props), what, 0, 1);
-    const int result =
-        sl_cuda_experts_chosen(NULL, &ops[2], &ops[1], normed ? &norm : NULL, scratch.at, &props);
-    check(result == 0 && scratch.guarded(), what, result, 0);
-    check(ids[1] == ids[0], what, ids[1][0], ids[0][0]);
-    check(difference(x[1], x[0]) <= 1e-6, what, difference(x[1], x[0]), 1e-6);
-    check(difference(weights[1], weights[0]) <= 1e-4, what, difference(weights[1], weights[0]),
-          1e-4);
-    check(difference(y[1], y[0]) <= BOUND_8BIT, what, difference(y[1], y[0]), BOUND_8BIT);
-}
-
-static void check_all_chosen(void)
-{
-    const enum sl_type f32 = SL_TYPE_F32, f16 = SL_TYPE_F16;
-    check_chosen(1, 20, 4, f32, SL_TYPE_Q4_0, SL_GATING_SOFTMAX, true, 0);
-    check_chosen(3, 12, 5, f16, SL_TYPE_Q4_K, SL_GATING_SIGMOID, true, 2);
-    check_chosen(2, 40, 10, SL_TYPE_BF16, SL_TYPE_MXFP4, SL_GATING_SOFTMAX_CHOSEN, false, 0);
-    check_chosen(4, 16, 2, f32, SL_TYPE_Q8_0, SL_GATING_SOFTMAX, true, 0);
-}
-
 static void check_routers(void)
 {
     const enum sl_gating softmax = SL_GATING_SOFTMAX, sigmoid = SL_GATING_SIGMOID;
@@ -495,7 +400,6 @@ int main(void)
         SL_TYPE_Q6_K, SL_TYPE_IQ4_NL, SL_TYPE_IQ4_XS, SL_TYPE_MXFP4,
     };
     check_routers();
-    check_all_chosen();
     check_shapes();
     for (enum sl_type type : types) {
         check_type(type);

@@ -471,7 +471,7 @@ static void scatter(struct op_case *c, struct sl_experts_matrix *m, int32_t n)
 static void check_experts(enum sl_gating gating, enum sl_type type, int n_tokens, int n_experts,
                           int n_used, int first, bool with_biases, bool with_tables)
 {
-    enum { EMBD = 1024, FF = 512 };
+    enum { EMBD = 1024, FF = 160 };
     struct op_case c;
     case_init(&c, (uint64_t)(n_tokens + n_experts), "experts %s, gating %d, %d tokens, %d of %d",
               sl_type_name((uint32_t)type), (int)gating, n_tokens, n_used, n_experts);

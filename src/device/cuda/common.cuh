@@ -103,27 +103,4 @@ static inline int sl_launch_result(void)
 #endif
 }
 
-/* Let a kernel use `bytes` of dynamic shared memory (needed above 48 KiB). The driver is asked once
- * per GPU: `done` is the kernel's own bit set of GPUs, shared by all threads. */
-static inline int sl_allow_shared(const void *kernel, int bytes, int ordinal, uint64_t *done)
-{
-#ifdef SL_CUDA_EMULATE
-    (void)kernel, (void)bytes, (void)ordinal, (void)done;
-    return 0;
-#else
-    const uint64_t bit = ordinal < 64 ? UINT64_C(1) << ordinal : 0;
-    if ((__atomic_load_n(done, __ATOMIC_RELAXED) & bit) != 0) {
-        return 0;
-    }
-    const cudaError_t code =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (code != cudaSuccess) {
-        cudaGetLastError();
-        return (int)code;
-    }
-    __atomic_fetch_or(done, bit, __ATOMIC_RELAXED);
-    return 0;
-#endif
-}
-
 #endif

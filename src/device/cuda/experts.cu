@@ -18,7 +18,6 @@
  *   scratch: | order | x by position, later out | x in up's form | h | up | h packed |
  */
 #include "device/cuda/experts_vec.cuh"
-#include "device/cuda/fuse.h"
 #include "device/cuda/linear_pack.cuh"
 
 #ifndef SL_CUDA_EMULATE
@@ -418,24 +417,19 @@ static bool is_supported(const struct sl_experts_matrix *m)
            m->n_rows <= INT32_MAX / 8 && m->n_cols <= INT32_MAX / 8;
 }
 
-/* Where they are the better way: the matrices of few tokens have little in common. `router` (or
- * NULL) makes the choice on the way, and its logits lie in scratch too. */
-static bool takes_vec(const struct sl_op *op, const struct sl_op *router,
-                      const struct sl_cuda_props *props)
+/* Where they are the better way: the matrices of few tokens have little in common. */
+static bool takes_vec(const struct sl_op *op, const struct sl_cuda_props *props)
 {
     const struct sl_op_experts *e = &op->experts;
     const int64_t n_h = (int64_t)op->n_tokens * e->n_used * e->gate.n_rows;
-    const size_t logits_bytes = router ? sl_router_logits_bytes(router) : 0;
     return op->n_tokens <= SL_EXPERTS_VEC_TOKENS && e->gate.type == e->up.type &&
            !is_float_kind((int)e->gate.type) && !is_float_kind((int)e->down.type) &&
-           is_supported(&e->gate) && is_supported(&e->up) && is_supported(&e->down) &&
-           logits_bytes + (size_t)n_h * sizeof(float) <= sl_op_scratch_bytes(op) &&
-           sl_experts_vec_fits(op, router, props);
+           (size_t)n_h * sizeof(float) <= sl_op_scratch_bytes(op) && sl_experts_vec_fits(op, props);
 }
 
-/* `router` makes the choice, or has no logits. h: scratch. */
-static int run_vec(cudaStream_t stream, const struct sl_op *op, const struct sl_router_args *router,
-                   float *h, const struct sl_cuda_props *props)
+/* h: scratch. */
+static int run_vec(cudaStream_t stream, const struct sl_op *op, float *h,
+                   const struct sl_cuda_props *props)
 {
     const struct sl_op_experts *e = &op->experts;
     struct sl_experts_vec_args up;
@@ -447,7 +441,6 @@ static int run_vec(cudaStream_t stream, const struct sl_op *op, const struct sl_
     up.order.n = e->n;
     up.n_tokens = op->n_tokens;
     up.weights = e->weights;
-    up.router = *router;
     struct sl_experts_vec_args down = up;
     up.x = e->x;
     up.y = h;
@@ -475,29 +468,6 @@ static int run_vec(cudaStream_t stream, const struct sl_op *op, const struct sl_
                                        : sl_experts_vec_down_q(stream, down_type, &down, props);
 }
 
-bool sl_cuda_experts_choose(const struct sl_op *op, const struct sl_op *router,
-                            const struct sl_cuda_props *props)
-{
-    const struct sl_op_router *r = &router->router;
-    return sl_cuda_router_takes_norm(router) && op->n_tokens == router->n_tokens &&
-           op->experts.ids == r->ids && op->experts.weights == r->weights &&
-           op->experts.n_used == r->n_used && takes_vec(op, router, props);
-}
-
-int sl_cuda_experts_chosen(cudaStream_t stream, const struct sl_op *op, const struct sl_op *router,
-                           const struct sl_op_norm *norm, void *scratch,
-                           const struct sl_cuda_props *props)
-{
-    float *logits = (float *)scratch;
-    float *h = (float *)((uint8_t *)scratch + sl_router_logits_bytes(router));
-    const int failed = sl_router_few_logits(stream, router, norm, logits, props);
-    if (failed) {
-        return failed;
-    }
-    const struct sl_router_args args = sl_router_make_args(router, logits);
-    return run_vec(stream, op, &args, h, props);
-}
-
 /* ---- the operator ---- */
 
 extern "C" int sl_cuda_experts(cudaStream_t stream, const struct sl_op *op, void *scratch,
@@ -509,10 +479,8 @@ extern "C" int sl_cuda_experts(cudaStream_t stream, const struct sl_op *op, void
         n_pairs > INT32_MAX / 2) {
         return SL_CUDA_UNSUPPORTED;
     }
-    if (takes_vec(op, NULL, props) && scratch_bytes >= sl_op_scratch_bytes(op)) {
-        struct sl_router_args none;
-        memset(&none, 0, sizeof(none));
-        return run_vec(stream, op, &none, (float *)scratch, props);
+    if (takes_vec(op, props) && scratch_bytes >= sl_op_scratch_bytes(op)) {
+        return run_vec(stream, op, (float *)scratch, props);
     }
     struct work w;
     memset(&w, 0, sizeof(w));

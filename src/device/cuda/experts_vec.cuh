@@ -12,17 +12,13 @@
  * the scales of h, so that nothing is added up across pairs but units of one sum, in an order that
  * does not depend on timing.
  *
- * The router's choice, too, is made by every block for itself where its operator stands ahead and
- * only its logits are there.
- *
- *   shared: | x or h packed | sums | pairs | p of the experts |
+ *   shared: | x or h packed | sums | pairs |
  */
 #ifndef SL_DEVICE_CUDA_EXPERTS_VEC_CUH
 #define SL_DEVICE_CUDA_EXPERTS_VEC_CUH
 
 #include "device/cuda/experts.cuh"
 #include "device/cuda/linear_vec_direct.cuh"
-#include "device/cuda/router.cuh"
 
 #define SL_EXPERTS_VEC_TOKENS 8
 
@@ -31,13 +27,12 @@ struct sl_experts_vec_args {
     struct sl_experts_part part[2];
     const float *x; /* [n_tokens, n_cols] for up, [n_tokens, n_used, n_cols] for down */
     const float *weights;
-    struct sl_router_args router; /* logits NULL: ids and weights are there */
-    float *y;                     /* [n_tokens, n_used, n_rows] by up, [n_tokens, n_rows] by down */
+    float *y; /* [n_tokens, n_used, n_rows] by up, [n_tokens, n_rows] by down */
     int64_t row_bytes;
     int32_t n_tokens, n_cols, n_rows;
     int32_t activation;
     bool accumulate;
-    int32_t sums_at, pairs_at, p_at; /* in shared memory */
+    int32_t sums_at, pairs_at; /* in shared memory */
     struct sl_vec_share share;
 };
 
@@ -58,35 +53,22 @@ struct sl_experts_vec_pairs {
     float weight[SL_MAX_EXPERTS_USED];
 };
 
-/* By the first warp. p: shared, a float for each expert of the router. */
-SL_DEV void sl_experts_vec_find(const struct sl_experts_vec_args &a, sl_experts_vec_pairs *pairs,
-                                float *p, bool write)
+/* By the first warp. */
+SL_DEV void sl_experts_vec_find(const struct sl_experts_vec_args &a, sl_experts_vec_pairs *pairs)
 {
     const struct sl_experts_order &o = a.order;
     const int lane = (int)threadIdx.x & 31;
-    int ids[2] = {0, 0};
-    float weights[2] = {1.0f, 1.0f};
-    if (a.router.logits) {
-        sl_router_run(a.router, (int64_t)blockIdx.y, p, ids, weights);
-        if (write) {
-            sl_router_write(a.router, (int64_t)blockIdx.y, ids, weights);
-        }
-    }
     int n = 0;
-    for (int i = 0; i < 2; i++) {
-        const int j = 32 * i + lane;
-        if (!a.router.logits && j < o.n_used) {
-            const int64_t at = (int64_t)blockIdx.y * o.n_used + j;
-            ids[i] = SL_LOAD_L2(o.ids + at);
-            weights[i] = SL_LOAD_L2(a.weights + at);
-        }
-        const int e = j < o.n_used ? sl_experts_here(o, ids[i]) : -1;
+    for (int base = 0; base < o.n_used; base += 32) {
+        const int j = base + lane;
+        const int64_t at = (int64_t)blockIdx.y * o.n_used + j;
+        const int e = j < o.n_used ? sl_experts_here(o, SL_LOAD_L2(o.ids + at)) : -1;
         const uint32_t here = __ballot_sync(0xffffffffu, e >= 0);
         if (e >= 0) {
             const int place = n + sl_count_bits(here & ((1u << lane) - 1));
             pairs->used[place] = j;
             pairs->expert[place] = e;
-            pairs->weight[place] = weights[i];
+            pairs->weight[place] = SL_LOAD_L2(a.weights + at);
         }
         n += sl_count_bits(here);
     }
@@ -212,7 +194,7 @@ __global__ void __launch_bounds__(32 * FORM::max_warps, 1)
     sl_await_ahead();
     sl_let_follow();
     if (threadIdx.x < 32) {
-        sl_experts_vec_find(a, pairs, (float *)(shared + a.p_at), blockIdx.x == 0);
+        sl_experts_vec_find(a, pairs);
     }
     sl_block_sync();
     sl_experts_vec_up_rows<FORM, P> rows(a, *pairs, (float *)(shared + a.sums_at));
@@ -357,11 +339,11 @@ __global__ void __launch_bounds__(32 * FORM::max_warps, 1)
     SL_SHARED(shared);
     sl_experts_vec_pairs *pairs = (sl_experts_vec_pairs *)(shared + a.pairs_at);
     sl_let_follow();
-    /* The logits, or ids and weights, are older than the kernel ahead, sl_experts_vec_up_kernel,
-     * which has waited for what made them before it let this one follow: they lie in L2 already,
-     * and the first weights can be on their way while h is still being made. */
+    /* Ids and weights are older than the kernel ahead, sl_experts_vec_up_kernel, which has waited
+     * for what made them before it let this one follow: they lie in L2 already, and the first
+     * weights can be on their way while h is still being made. */
     if (threadIdx.x < 32) {
-        sl_experts_vec_find(a, pairs, (float *)(shared + a.p_at), false);
+        sl_experts_vec_find(a, pairs);
     }
     sl_block_sync();
     sl_experts_vec_down_rows<FORM, P> rows(a, *pairs, (float *)(shared + a.sums_at));
@@ -398,8 +380,7 @@ static inline size_t sl_experts_vec_plan(struct sl_experts_vec_args *a, int n_un
     a->share = sl_vec_share_rows(n_units, *piece, (int)n_rows, max_warps);
     a->sums_at = (sl_vec_packed_bytes(32 * n_units, 1) + 15) & ~15;
     a->pairs_at = (a->sums_at + (int)n_rows * a->share.n_pieces * 4 + 15) & ~15;
-    a->p_at = (a->pairs_at + (int)sizeof(struct sl_experts_vec_pairs) + 15) & ~15;
-    return (size_t)a->p_at + (a->router.logits ? (size_t)a->router.n : 0) * sizeof(float);
+    return (size_t)a->pairs_at + sizeof(struct sl_experts_vec_pairs);
 }
 
 /* Rows of a block, at most: gate's and up's, and those of y. */
@@ -415,8 +396,7 @@ static inline int64_t sl_experts_vec_down_block_rows(int64_t n_embd, int n_block
 
 /* Whether both launches have room in shared memory, whatever the types: the fewest warps make the
  * longest rows impossible, the most make the most pieces. */
-static inline bool sl_experts_vec_fits(const struct sl_op *op, const struct sl_op *router,
-                                       const struct sl_cuda_props *props)
+static inline bool sl_experts_vec_fits(const struct sl_op *op, const struct sl_cuda_props *props)
 {
     const struct sl_op_experts *e = &op->experts;
     const int n_blocks = sl_experts_vec_blocks(op->n_tokens, props);
@@ -426,7 +406,6 @@ static inline bool sl_experts_vec_fits(const struct sl_op *op, const struct sl_o
     }
     struct sl_experts_vec_args a;
     memset(&a, 0, sizeof(a));
-    const size_t p_bytes = router ? (size_t)router->router.w.n_rows * sizeof(float) : 0;
     int piece;
     const size_t up = sl_experts_vec_plan(
         &a, (int)(e->gate.n_cols / 32),
@@ -434,7 +413,7 @@ static inline bool sl_experts_vec_fits(const struct sl_op *op, const struct sl_o
     const size_t down = sl_experts_vec_plan(
         &a, (int)(n_h / 32), sl_experts_vec_down_block_rows(e->down.n_rows, n_blocks), 16, &piece);
     const size_t room = props->max_shared_bytes;
-    return up > 0 && down > 0 && up + p_bytes <= room && down + p_bytes <= room;
+    return up > 0 && down > 0 && up <= room && down <= room;
 }
 
 template <int TYPE>

@@ -77,15 +77,6 @@ static bool is_norm_of_router(const struct sl_op *first, const struct sl_op *sec
            sl_cuda_router_takes_norm(second);
 }
 
-/* ---- a router and its experts ---- */
-
-static bool is_choice_of_experts(const struct sl_op *first, const struct sl_op *second,
-                                 const struct sl_cuda_props *props)
-{
-    return first->kind == SL_OP_ROUTER && second->kind == SL_OP_EXPERTS &&
-           sl_cuda_experts_choose(second, first, props);
-}
-
 /* ---- the list ---- */
 
 int sl_cuda_run_fused(cudaStream_t stream, const struct sl_op *ops, int n_ops, void *scratch,
@@ -98,17 +89,9 @@ int sl_cuda_run_fused(cudaStream_t stream, const struct sl_op *ops, int n_ops, v
                                      sl_op_scratch_bytes(&ops[1]), props);
     }
     if (n_ops >= 2 && is_norm_of_router(&ops[0], &ops[1])) {
-        if (n_ops >= 3 && is_choice_of_experts(&ops[1], &ops[2], props)) {
-            *n_taken = 3;
-            return sl_cuda_experts_chosen(stream, &ops[2], &ops[1], &ops[0].norm, scratch, props);
-        }
         *n_taken = 2;
         return sl_cuda_router_normed(stream, &ops[1], &ops[0].norm, scratch,
                                      sl_op_scratch_bytes(&ops[1]), props);
-    }
-    if (n_ops >= 2 && is_choice_of_experts(&ops[0], &ops[1], props)) {
-        *n_taken = 2;
-        return sl_cuda_experts_chosen(stream, &ops[1], &ops[0], NULL, scratch, props);
     }
     *n_taken = sl_cuda_heads_fused(ops, n_ops);
     return *n_taken > 0 ? sl_cuda_heads(stream, ops, *n_taken, props) : 0;

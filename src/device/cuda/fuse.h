@@ -27,13 +27,6 @@ int sl_cuda_router_normed(cudaStream_t stream, const struct sl_op *op,
                           const struct sl_op_norm *norm, void *scratch, size_t scratch_bytes,
                           const struct sl_cuda_props *props);
 
-/* A router, with the norm ahead of it or NULL, and the experts that it chooses. */
-bool sl_cuda_experts_choose(const struct sl_op *op, const struct sl_op *router,
-                            const struct sl_cuda_props *props);
-int sl_cuda_experts_chosen(cudaStream_t stream, const struct sl_op *op, const struct sl_op *router,
-                           const struct sl_op_norm *norm, void *scratch,
-                           const struct sl_cuda_props *props);
-
 /* Norms of heads, rotary embeddings of q and k and the store of k and v: how many of the operators
  * at `ops` these are (0: they are something else), and the launch of that many. */
 int sl_cuda_heads_fused(const struct sl_op *ops, int n_ops);

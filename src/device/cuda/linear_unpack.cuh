@@ -52,7 +52,7 @@ struct sl_mem_shared {
     }
 };
 
-/* Device memory of a matrix that ends at `end`: nothing past it is read. */
+/* Device memory of a matrix that ends at `end`: nothing past it is read by u32_tail. */
 struct sl_mem_global {
     const uint8_t *end;
 

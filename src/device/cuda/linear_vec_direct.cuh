@@ -334,7 +334,9 @@ template <int TYPE, int N> struct sl_vec_packed {
     static constexpr int items = 32;             /* weights of a unit */
     static constexpr int per_block = F::units;   /* units of a block */
     static constexpr int block_bytes = F::bytes; /* in the matrix */
-    static constexpr bool reads_past = F::align < 4;
+    /* Words of 8 bytes are read whole where a byte of theirs belongs to the matrix; these types may
+     * also read others. */
+    static constexpr bool reads_past = TYPE == SL_TYPE_Q5_0 || TYPE == SL_TYPE_Q3_K;
     static constexpr int max_piece = N > 1 ? 4 : 2; /* chunks, for x in registers */
     /* What the registers allow: 80, 96 or 128 for a thread. */
     static constexpr int max_warps = L::n > 8 || N > 2                   ? 16

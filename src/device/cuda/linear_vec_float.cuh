@@ -16,7 +16,7 @@ template <int TYPE> struct sl_vec_floats {
     static constexpr int per_block = 1, block_bytes = 16;
     static constexpr bool reads_past = false;
     static constexpr int max_piece = 4;
-    static constexpr int max_warps = 24;
+    static constexpr int max_warps = 28;
 
     struct lane {
     };

@@ -5,9 +5,9 @@
  * What bounds a product of one token is memory, if the instructions for every byte are few enough.
  * So a warp stays with one piece of the columns, P chunks of 32 units: where its lanes' units and
  * their x lie is known once and for all, and with one token x is kept in registers while the rows
- * go by. The warps that share a piece take the rows in
- * turn; the pieces' sums of a row meet in shared memory at the end, where all that has to be done
- * to them (bias, gate, what y held) is done by all threads at once.
+ * go by. The warps that share a piece take the rows in turn; the pieces' sums of a row meet in
+ * shared memory at the end, where all that has to be done to them (bias, gate, what y held) is done
+ * by all threads at once.
  *
  *   warp w: piece w % n_pieces of rows w / n_pieces, + n_groups, + 2 n_groups ...
  *

@@ -9,18 +9,165 @@
  *
  *   scratch: | logits [n_tokens, n_experts] | scratch of the product |
  */
+#include "device/cuda/common.cuh"
 #include "device/cuda/fuse.h"
 #include "device/cuda/launch.cuh"
 #include "device/cuda/linear_vecf.cuh"
-#include "device/cuda/router.cuh"
 
 #define ROUTER_WARPS 4
 #define LOGITS_THREADS 256
 #define LOGITS_KEEP 4       /* 16-byte pieces of its row that a thread keeps */
 #define LOGITS_MAX_TOKENS 8 /* that a block makes one after the other */
 
+struct router_args {
+    const float *logits; /* bias included */
+    const float *selection_bias;
+    int32_t *ids;
+    float *weights;
+    int32_t n_tokens, n, n_used, gating;
+    bool normalize;
+    float scale;
+};
+
+/* Scores as integers in the same order: NaN below everything, -0 equal to 0. */
+SL_DEV uint32_t router_key(float score)
+{
+    if (score != score) {
+        return 0;
+    }
+    const uint32_t bits = sl_f32_bits(score + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+/* p of every expert, in shared memory, from the logits. */
+SL_DEV void router_gate(const struct router_args &a, const float *logits, float *p)
+{
+    const int lane = (int)threadIdx.x & 31;
+    float most = -INFINITY;
+    for (int e = lane; e < a.n; e += 32) {
+        p[e] = logits[e];
+        most = fmaxf(most, p[e]);
+    }
+    if (a.gating == SL_GATING_SIGMOID) {
+        for (int e = lane; e < a.n; e += 32) {
+            p[e] = 1.0f / (1.0f + expf(-p[e]));
+        }
+    } else if (a.gating == SL_GATING_SOFTMAX) {
+        most = sl_warp_max(most);
+        float sum = 0.0f;
+        for (int e = lane; e < a.n; e += 32) {
+            p[e] = expf(p[e] - most);
+            sum += p[e];
+        }
+        sum = sl_warp_sum(sum);
+        for (int e = lane; e < a.n; e += 32) {
+            p[e] /= sum;
+        }
+    }
+    __syncwarp();
+}
+
+SL_DEV uint32_t router_most(uint32_t v)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(SL_ALL_LANES, v);
+#else
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) {
+        const uint32_t other = __shfl_xor_sync(SL_ALL_LANES, v, mask);
+        v = other > v ? other : v;
+    }
+    return v;
+#endif
+}
+
+/* The n_used best of a token, one after the other; this lane's are ids[0] (number lane) and ids[1]
+ * (lane + 32). Experts lane, lane + 32, ... are the lane's, PER of them at most; their keys stay in
+ * registers, one more than the score's so that 0 is one that is taken. */
+template <int PER>
+SL_DEV void router_choose(const struct router_args &a, const float *p, int ids[2])
+{
+    const int lane = (int)threadIdx.x & 31;
+    uint32_t key[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int e = lane + 32 * i;
+        const float bias = e < a.n && a.selection_bias ? a.selection_bias[e] : 0.0f;
+        key[i] = e < a.n ? router_key(p[e] + bias) + 1 : 0;
+    }
+    for (int j = 0; j < a.n_used; j++) {
+        uint32_t best = 0;
+        int own = 0; /* the lowest of the lane's best ones */
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            own = key[i] > best ? i : own;
+            best = key[i] > best ? key[i] : best;
+        }
+        const uint32_t most = router_most(best);
+        const uint32_t id = (uint32_t)(lane + 32 * own);
+        const uint32_t chosen = ~router_most(best == most ? ~id : 0);
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            key[i] = (uint32_t)(lane + 32 * i) == chosen ? 0 : key[i];
+        }
+        if ((j & 31) == lane) {
+            ids[j >> 5] = (int)chosen;
+        }
+    }
+}
+
+/* The weights of the chosen ones: this lane's are v[0] and v[1], as its ids. */
+SL_DEV void router_weigh(const struct router_args &a, const float *p, const int ids[2], float v[2])
+{
+    const int lane = (int)threadIdx.x & 31;
+    const bool chosen = a.gating == SL_GATING_SOFTMAX_CHOSEN;
+    float most = -INFINITY;
+    for (int i = 0; i < 2; i++) {
+        v[i] = lane + 32 * i < a.n_used ? p[ids[i]] : -INFINITY;
+        most = fmaxf(most, v[i]);
+    }
+    most = sl_warp_max(most);
+    float sum = 0.0f;
+    for (int i = 0; i < 2; i++) {
+        const bool there = lane + 32 * i < a.n_used;
+        v[i] = !there ? 0.0f : chosen ? expf(v[i] - most) : v[i];
+        sum += v[i];
+    }
+    sum = sl_warp_sum(sum);
+    const float by = chosen ? sum : a.normalize ? fmaxf(sum, SL_ROUTER_MIN_SUM) : 1.0f;
+    for (int i = 0; i < 2; i++) {
+        v[i] = v[i] / by * a.scale;
+    }
+}
+
+/* The whole choice of a token by a warp: ids and weights number lane and lane + 32. p: shared, a
+ * float for every expert. */
+SL_DEV void router_run(const struct router_args &a, int64_t token, float *p, int ids[2], float v[2])
+{
+    ids[0] = ids[1] = 0;
+    router_gate(a, a.logits + token * a.n, p);
+    if (a.n <= 128) {
+        router_choose<4>(a, p, ids);
+    } else {
+        router_choose<SL_MAX_EXPERTS / 32>(a, p, ids);
+    }
+    router_weigh(a, p, ids, v);
+}
+
+SL_DEV void router_write(const struct router_args &a, int64_t token, const int ids[2],
+                         const float v[2])
+{
+    for (int i = 0; i < 2; i++) {
+        const int j = ((int)threadIdx.x & 31) + 32 * i;
+        if (j < a.n_used) {
+            a.ids[token * a.n_used + j] = ids[i];
+            a.weights[token * a.n_used + j] = v[i];
+        }
+    }
+}
+
 static __global__ void __launch_bounds__(32 * ROUTER_WARPS)
-    router_choose_kernel(SL_KERNEL_ARG struct sl_router_args a)
+    router_choose_kernel(SL_KERNEL_ARG struct router_args a)
 {
     SL_SHARED(shared);
     sl_let_follow();
@@ -32,8 +179,8 @@ static __global__ void __launch_bounds__(32 * ROUTER_WARPS)
     }
     int ids[2];
     float v[2];
-    sl_router_run(a, token, (float *)shared + warp * a.n, ids, v);
-    sl_router_write(a, token, ids, v);
+    router_run(a, token, (float *)shared + warp * a.n, ids, v);
+    router_write(a, token, ids, v);
 }
 
 /* ---- logits of few tokens ---- */
@@ -137,8 +284,8 @@ static __global__ void __launch_bounds__(LOGITS_THREADS)
     }
 }
 
-int sl_router_few_logits(cudaStream_t stream, const struct sl_op *op, const struct sl_op_norm *norm,
-                         float *logits, const struct sl_cuda_props *props)
+int few_logits(cudaStream_t stream, const struct sl_op *op, const struct sl_op_norm *norm,
+               float *logits, const struct sl_cuda_props *props)
 {
     const struct sl_op_router *o = &op->router;
     struct logits_args a;
@@ -183,7 +330,7 @@ static int router_logits(cudaStream_t stream, const struct sl_op *op, const stru
     const struct sl_op_router *o = &op->router;
     const int type = (int)o->w.type;
     if (sl_cuda_router_takes_norm(op)) {
-        return sl_router_few_logits(stream, op, norm, logits, props);
+        return few_logits(stream, op, norm, logits, props);
     }
     if (type == SL_TYPE_F32 || type == SL_TYPE_F16 || type == SL_TYPE_BF16) {
         struct sl_linear_args a;
@@ -213,15 +360,15 @@ static int router_logits(cudaStream_t stream, const struct sl_op *op, const stru
     return sl_cuda_linear(stream, &product, scratch, scratch_bytes, props);
 }
 
-size_t sl_router_logits_bytes(const struct sl_op *op)
+static size_t logits_size(const struct sl_op *op)
 {
     return ((size_t)op->n_tokens * (size_t)op->router.w.n_rows * sizeof(float) + 255) / 256 * 256;
 }
 
-struct sl_router_args sl_router_make_args(const struct sl_op *op, const float *logits)
+static struct router_args make_args(const struct sl_op *op, const float *logits)
 {
     const struct sl_op_router *o = &op->router;
-    struct sl_router_args a;
+    struct router_args a;
     memset(&a, 0, sizeof(a));
     a.logits = logits;
     a.selection_bias = o->selection_bias;
@@ -240,7 +387,7 @@ int sl_cuda_router_normed(cudaStream_t stream, const struct sl_op *op,
                           const struct sl_op_norm *norm, void *scratch, size_t scratch_bytes,
                           const struct sl_cuda_props *props)
 {
-    const size_t logits_bytes = sl_router_logits_bytes(op);
+    const size_t logits_bytes = logits_size(op);
     if (scratch_bytes < sl_op_scratch_bytes(op)) {
         return SL_CUDA_UNSUPPORTED;
     }
@@ -250,7 +397,7 @@ int sl_cuda_router_normed(cudaStream_t stream, const struct sl_op *op,
     if (failed) {
         return failed;
     }
-    const struct sl_router_args a = sl_router_make_args(op, logits);
+    const struct router_args a = make_args(op, logits);
     return SL_FOLLOW(
         router_choose_kernel, (unsigned)((op->n_tokens + ROUTER_WARPS - 1) / ROUTER_WARPS),
         32 * ROUTER_WARPS, ROUTER_WARPS * (size_t)a.n * sizeof(float), stream, props, a);
