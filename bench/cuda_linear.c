@@ -2,12 +2,16 @@
  *
  * Speed of the CUDA device's matrix products, through the device interface.
  *
- *   bench-cuda_linear [--type NAME] [--shape ROWSxCOLS] [--tokens N] [--gpu N] [--json]
+ *   bench-cuda_linear [--type NAME] [--shape ROWSxCOLS] [--tokens N,...] [--gated]
+ *                     [--ceiling TFLOPS] [--gpu N] [--json]
  *
  * For every type, shape and number of tokens: first some outputs of the product are compared with
  * sums in double, then it is timed over matrices that no cache holds together. GB/s counts the
  * bytes of the matrix, TFLOP/s two operations a weight and token; the copy speed of the GPU's
- * memory (read and write counted) stands above the table. Exit status 1 when a product is wrong.
+ * memory (read and write counted) stands above the table. A shape given on the command line need
+ * not be one of the list. `--gated` makes products of gate and up, two matrices of that shape and
+ * SiLU between. `--ceiling` is what the GPU's tensor cores were measured at: its share is shown
+ * too. Exit status 1 when a product is wrong.
  *
  * A long copy goes ahead of the timed launches in the stream, so that all of them are queued when
  * the first begins: what is timed is the GPU, not the host.
@@ -44,10 +48,11 @@ static const int token_counts[] = {1,  2,  3,  4,  6,   8,   12,  16,   24,
 #define MAX_COLS 14336
 
 struct bench {
-    const char *type;
+    const char *type, *tokens;
     int64_t rows, cols;
-    int tokens, gpu;
-    bool json;
+    int gpu;
+    double ceiling;
+    bool gated, json;
 
     struct sl_device *dev;
     struct sl_stream *stream;
@@ -115,10 +120,13 @@ static void fill_op(struct sl_op *op, const struct bench *b, const char *w, enum
     op->kind = SL_OP_LINEAR;
     op->n_tokens = n_tokens;
     op->linear.x = b->x;
-    op->linear.n_parts = 1;
-    op->linear.part[0].w =
-        (struct sl_matrix){.data = w, .type = type, .n_rows = rows, .n_cols = cols};
-    op->linear.part[0].y = b->y;
+    op->linear.n_parts = b->gated ? 2 : 1;
+    op->linear.activation = b->gated ? SL_ACT_SILU : SL_ACT_NONE;
+    for (int i = 0; i < op->linear.n_parts; i++) {
+        op->linear.part[i].w =
+            (struct sl_matrix){.data = w, .type = type, .n_rows = rows, .n_cols = cols};
+        op->linear.part[i].y = b->y;
+    }
 }
 
 /* Root mean square of the error of some outputs over that of the outputs. */
@@ -143,6 +151,9 @@ static enum sluice_status check(struct bench *b, const struct sl_op *op, double 
         double sum = 0.0;
         for (int64_t k = 0; k < w->n_cols; k++) {
             sum += (double)row[k] * b->x_host[t * w->n_cols + k];
+        }
+        if (b->gated) {
+            sum *= sum / (1.0 + exp(-sum)); /* gate and up are the same matrix */
         }
         const double d = b->y_host[t * w->n_rows + r] - sum;
         wrong += d * d;
@@ -177,20 +188,37 @@ static enum sluice_status time_ops(struct bench *b, const struct sl_op *ops, int
 static void print_result(struct bench *b, enum sl_type type, int64_t rows, int64_t cols,
                          int n_tokens, const struct result *r)
 {
-    const double bytes = (double)rows * (double)sl_type_row_bytes(type, cols);
+    const double n_products = b->gated ? 2.0 : 1.0;
+    const double bytes = n_products * (double)rows * (double)sl_type_row_bytes(type, cols);
     const double gb_s = bytes / r->us * 1e-3;
-    const double tflop_s = 2.0 * (double)rows * (double)cols * n_tokens / r->us * 1e-6;
+    const double tflop_s = n_products * 2.0 * (double)rows * (double)cols * n_tokens / r->us * 1e-6;
     if (b->json) {
         printf("%s\n  {\"type\": \"%s\", \"rows\": %lld, \"cols\": %lld, \"tokens\": %d, "
                "\"us\": %.3f, \"gb_per_s\": %.1f, \"tflop_per_s\": %.2f, \"error\": %.2e}",
                b->n_rows_out ? "," : "", sl_type_name(type), (long long)rows, (long long)cols,
                n_tokens, r->us, gb_s, tflop_s, r->error);
     } else {
-        printf("%-7s %6lld x %-6lld %5d %10.2f %9.1f %9.2f %10.1e\n", sl_type_name(type),
+        printf("%-7s %6lld x %-6lld %5d %10.2f %9.1f %9.2f %10.1e", sl_type_name(type),
                (long long)rows, (long long)cols, n_tokens, r->us, gb_s, tflop_s, r->error);
+        if (b->ceiling > 0.0) {
+            printf(" %5.0f %%", tflop_s / b->ceiling * 100.0);
+        }
+        printf("\n");
     }
     fflush(stdout);
     b->n_rows_out++;
+}
+
+/* Whether the count is among those asked for. */
+static bool wants_tokens(const struct bench *b, int n_tokens)
+{
+    for (const char *at = b->tokens; at; at = strchr(at, ',')) {
+        at += *at == ',';
+        if (atoi(at) == n_tokens) {
+            return true;
+        }
+    }
+    return b->tokens == NULL;
 }
 
 static enum sluice_status bench_shape(struct bench *b, enum sl_type type, int64_t rows,
@@ -214,7 +242,7 @@ static enum sluice_status bench_shape(struct bench *b, enum sl_type type, int64_
     for (size_t i = 0; i < sizeof token_counts / sizeof token_counts[0]; i++) {
         const int n_tokens = token_counts[i];
         /* F32 is for small matrices of real models: no kernel for many tokens. */
-        if ((b->tokens && b->tokens != n_tokens) || (type == SL_TYPE_F32 && n_tokens > 64)) {
+        if (!wants_tokens(b, n_tokens) || (type == SL_TYPE_F32 && n_tokens > 64)) {
             continue;
         }
         /* Enough launches for a steady figure, few enough for a short run. */
@@ -259,7 +287,7 @@ static enum sluice_status prepare(struct bench *b, struct sluice_error *err)
     b->weights_bytes = (size_t)ROTATE_BYTES * 2;
     b->x_host = sl_alloc(SL_MEM_DEVICE, x_bytes);
     b->y_host = sl_alloc(SL_MEM_DEVICE, y_bytes);
-    b->w_host = sl_alloc(SL_MEM_DEVICE, (size_t)4096 * MAX_COLS * sizeof(float));
+    b->w_host = sl_alloc(SL_MEM_DEVICE, (size_t)MAX_ROWS * MAX_COLS * sizeof(float));
     SL_CHECK(b->x_host && b->y_host && b->w_host, OUT_OF_MEMORY, err, "no memory for the operands");
     for (size_t i = 0; i < x_bytes / sizeof(float); i++) {
         b->x_host[i] = random_normal();
@@ -315,10 +343,12 @@ static enum sluice_status bench_all(struct bench *b, struct sluice_error *err)
         if (b->type && strcmp(b->type, sl_type_name(types[i])) != 0) {
             continue;
         }
+        if (b->rows) {
+            SL_TRY(bench_shape(b, types[i], b->rows, b->cols, err));
+            continue;
+        }
         for (size_t j = 0; j < sizeof shapes / sizeof shapes[0]; j++) {
-            if (!b->rows || (b->rows == shapes[j][0] && b->cols == shapes[j][1])) {
-                SL_TRY(bench_shape(b, types[i], shapes[j][0], shapes[j][1], err));
-            }
+            SL_TRY(bench_shape(b, types[i], shapes[j][0], shapes[j][1], err));
         }
     }
     return SLUICE_STATUS_OK;
@@ -352,8 +382,8 @@ static void finish(struct bench *b)
 
 static int usage(void)
 {
-    fputs("usage: bench-cuda_linear [--type NAME] [--shape ROWSxCOLS] [--tokens N] [--gpu N] "
-          "[--json]\n",
+    fputs("usage: bench-cuda_linear [--type NAME] [--shape ROWSxCOLS] [--tokens N,...] [--gated] "
+          "[--ceiling TFLOPS] [--gpu N] [--json]\n",
           stderr);
     return 2;
 }
@@ -366,6 +396,10 @@ int main(int argc, char **argv)
             b.json = true;
             continue;
         }
+        if (strcmp(argv[i], "--gated") == 0) {
+            b.gated = true;
+            continue;
+        }
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         long long rows, cols;
         if (!value) {
@@ -374,11 +408,14 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--type") == 0) {
             b.type = value;
         } else if (strcmp(argv[i], "--tokens") == 0) {
-            b.tokens = atoi(value);
+            b.tokens = value;
+        } else if (strcmp(argv[i], "--ceiling") == 0) {
+            b.ceiling = atof(value);
         } else if (strcmp(argv[i], "--gpu") == 0) {
             b.gpu = atoi(value);
         } else if (strcmp(argv[i], "--shape") == 0 &&
-                   sscanf(value, "%lldx%lld", &rows, &cols) == 2) {
+                   sscanf(value, "%lldx%lld", &rows, &cols) == 2 && rows > 0 && rows <= MAX_ROWS &&
+                   cols > 0 && cols <= MAX_COLS) {
             b.rows = rows;
             b.cols = cols;
         } else {

@@ -167,8 +167,35 @@ static void check_frag(const uint8_t *block, int p, int n_valid, const float *wa
     }
 }
 
+/* Columns of x in the order that weights come in when they are unpacked into registers: every
+ * column has the place of its weight, and no other has it. */
+template <int TYPE> static void check_order(void)
+{
+    using F = sl_fmt<TYPE>;
+    const int n_cols = 512;
+    std::vector<int> times((size_t)n_cols, 0);
+    bool ok = true;
+    for (int u = 0; u < n_cols / 32; u++) {
+        for (int half = 0; half < 2; half++) {
+            const int column = 16 * (half ? sl_run_hi<F>(u) : sl_run_lo<F>(u));
+            for (int w = 0; w < 16; w += 4) {
+                const int at = sl_order_at(column + w, sl_sm90_order(TYPE));
+                ok = ok && at == u / 4 * 128 + 64 * half + 4 * w + 2 * (u % 4);
+                for (int e = 0; e < 4 && ok; e++) {
+                    times[(size_t)(at + 8 * (e / 2) + e % 2)]++;
+                }
+            }
+        }
+    }
+    for (const int n : times) {
+        ok = ok && n == 1;
+    }
+    check(ok, sl_type_name(TYPE), ok ? 0.0 : 1.0, 0.0);
+}
+
 template <int TYPE> static void check_unpack(void)
 {
+    check_order<TYPE>();
     using F = sl_fmt<TYPE>;
     const enum sl_type type = (enum sl_type)TYPE;
     check(F::items == (int)sl_type_traits(TYPE)->block_items, "items", F::items, 0);

@@ -155,6 +155,43 @@ static void test_linear_gated(void **state)
     }
 }
 
+/* Token counts that large tiles are for, with tiles that are not full. */
+static void test_linear_many(void **state)
+{
+    (void)state;
+    const enum sl_type types[] = {SL_TYPE_F16,  SL_TYPE_BF16, SL_TYPE_Q4_0, SL_TYPE_Q5_1,
+                                  SL_TYPE_Q8_0, SL_TYPE_Q3_K, SL_TYPE_Q4_K, SL_TYPE_Q6_K};
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
+        check_linear(types[t], 300, 259, 768, true, true); /* rows without a second */
+        check_linear(types[t], 130, 640, 512, false, true);
+        check_linear(types[t], 513, 130, 256, true, false);
+    }
+    check_linear(SL_TYPE_F16, 100, 200, 72, true, true); /* depth: no multiple of a step */
+    check_linear(SL_TYPE_BF16, 257, 64, 200, false, false);
+    for (int gated = 0; gated < 2; gated++) {
+        for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
+            const int n_tokens = 290;
+            const int n_parts = gated ? 2 : 3;
+            struct op_case c;
+            case_init(&c, t, "linear %s, %d parts of %s, %d tokens", gated ? "gated" : "plain",
+                      n_parts, sl_type_name((uint32_t)types[t]), n_tokens);
+            struct sl_op *op = case_op(&c, SL_OP_LINEAR, n_tokens);
+            op->linear.x = case_floats(&c, (size_t)n_tokens * 512, 1.0f);
+            op->linear.activation = gated ? SL_ACT_SILU : SL_ACT_NONE;
+            for (int i = 0; i < n_parts; i++) {
+                const int64_t n_rows = gated ? 146 : 100 + 70 * i;
+                const float *y = add_part(&c, op, types[t], n_rows, 512, i < 2);
+                const size_t bytes = (size_t)n_tokens * (size_t)n_rows * sizeof *y;
+                const double bound = linear_bound(types[t]) * (gated ? 2.0 : 1.0);
+                case_output(&c, gated && i ? CASE_UNDEFINED : CASE_FLOATS, y, bytes, SL_TYPE_F32,
+                            bound);
+            }
+            case_check(&c, dev, false, "linear");
+            case_finish(&c);
+        }
+    }
+}
+
 static void check_norm(int n_tokens, int rows_per_token, int n, bool weight, bool accumulate,
                        bool in_place, float scale)
 {
@@ -700,9 +737,9 @@ int device_tests_run_ops(const char *prefix, struct sl_device *device)
 {
     dev = device;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_add),
-        cmocka_unit_test(test_linear),       cmocka_unit_test(test_linear_parts),
-        cmocka_unit_test(test_linear_gated), cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_add),          cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_linear_parts), cmocka_unit_test(test_linear_gated),
+        cmocka_unit_test(test_linear_many),  cmocka_unit_test(test_norm),
         cmocka_unit_test(test_rope),         cmocka_unit_test(test_kv_store),
         cmocka_unit_test(test_attention),    cmocka_unit_test(test_attention_types),
         cmocka_unit_test(test_experts),      cmocka_unit_test(test_layer),

@@ -4,9 +4,6 @@
  * shape; both may split the positions as far as the scratch memory reaches.
  */
 #include "device/cuda/attention_args.cuh"
-#ifdef SL_CUDA_SM90
-#include "device/cuda/sm90/attention_sm90.h"
-#endif
 
 #define DECODE_ROWS 32 /* two row tiles of 16: above, one tile of 64 reads the cache less often */
 
@@ -59,11 +56,6 @@ extern "C" int sl_cuda_attention(cudaStream_t stream, const struct sl_op *op, vo
         a.part_max_sum = (float2 *)(a.part_values + max_splits * n_rows * (size_t)a.head_dim);
     }
     const int64_t n_rows_per_kv_head = (int64_t)a.n_tokens * a.group;
-#ifdef SL_CUDA_SM90
-    if (sl_attention_sm90_takes(&a, props)) {
-        return sl_cuda_attention_sm90(stream, &a);
-    }
-#endif
     const int result = n_rows_per_kv_head <= DECODE_ROWS
                            ? sl_cuda_attention_decode(stream, &a, max_splits, props)
                            : sl_cuda_attention_prefill(stream, &a, max_splits, props);

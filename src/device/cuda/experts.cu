@@ -13,7 +13,8 @@
  *     sum     y of each token from its pairs in the chunk, in the order of its ids
  *
  * No sum depends on timing. Tiles are small (8 to 64 pairs, linear_mid) while experts have few
- * pairs each, and large (128, linear_gemm) from 64 pairs an expert on.
+ * pairs each, and large (128, linear_gemm) from 64 pairs an expert on. On compute capability 9.0
+ * tiles of packed types are large from 8 pairs on (sm90/experts_sm90).
  *
  *   scratch: | order | x by position, later out | x in up's form | h | up | h packed |
  */
@@ -23,14 +24,20 @@
 #ifndef SL_CUDA_EMULATE
 #include "device/cuda/cuda_ops.h"
 #endif
+#include "device/cuda/sm90/sm90.cuh"
 
-#define EXPERTS_THREADS 256
+#define EXPERTS_THREADS SL_PACK_THREADS
 #define DIRECT_MAX_TOKENS 2
 #define GEMM_MIN_MEAN 64 /* pairs an expert */
+#define SM90_MIN_MEAN 8
 
-enum form { FORM_FLOAT, FORM_8BIT, FORM_HALF };
+/* ROWS: f16 as the kernels of sm90/ want it, all rows first and then all scales. */
+enum form { FORM_FLOAT, FORM_8BIT, FORM_HALF, FORM_ROWS };
 
-enum products { PRODUCTS_PLAIN, PRODUCTS_MID, PRODUCTS_GEMM };
+enum products { PRODUCTS_PLAIN, PRODUCTS_MID, PRODUCTS_GEMM, PRODUCTS_SM90 };
+
+/* What the tiles of a pass are for. */
+enum size { SIZE_SMALL, SIZE_LARGE, SIZE_SM90 };
 
 /* ---- packing ---- */
 
@@ -40,6 +47,7 @@ struct pack_args {
     uint8_t *out;
     int64_t stride;
     int32_t begin, end, n_cols;
+    int32_t column_order; /* of FORM_ROWS */
     bool by_token;
 };
 
@@ -66,37 +74,6 @@ SL_DEV void pack_row_8bit(const float *x, uint8_t *tile, int n, int k, int n_col
                 blocks[i >> 3].sums = sl_pack_half2(sum, other);
             }
         }
-    }
-}
-
-/* As pack_half_kernel of linear.cu: the row is brought below 2^11. */
-SL_DEV void pack_row_half(const float *x, uint8_t *tile, int n, int k, int n_cols, float *warp_most)
-{
-    float most = 0.0f;
-    for (int i = (int)threadIdx.x; i < n_cols; i += EXPERTS_THREADS) {
-        most = fmaxf(most, fabsf(x[i]));
-    }
-#pragma unroll
-    for (int mask = 16; mask; mask >>= 1) {
-        most = fmaxf(most, sl_shfl_xor(most, mask));
-    }
-    if ((threadIdx.x & 31) == 0) {
-        warp_most[threadIdx.x >> 5] = most;
-    }
-    sl_block_sync();
-    for (int i = 0; i < EXPERTS_THREADS / 32; i++) {
-        most = fmaxf(most, warp_most[i]);
-    }
-    int e = (int)(sl_f32_bits(most) >> 23 & 255) - 127;
-    e = e < -100 ? -100 : e;
-    const float factor = sl_bits_f32((uint32_t)(127 + 10 - e) << 23);
-    uint32_t *to = (uint32_t *)(tile + (int64_t)k * n_cols * 2);
-    for (int i = (int)threadIdx.x; i < n_cols / 2; i += EXPERTS_THREADS) {
-        to[i] = sl_pack_half2(x[2 * i] * factor, x[2 * i + 1] * factor);
-    }
-    if (threadIdx.x == 0) {
-        ((float *)(tile + (int64_t)n * n_cols * 2))[k] =
-            sl_bits_f32((uint32_t)(127 - 10 + e) << 23);
     }
 }
 
@@ -129,7 +106,14 @@ static __global__ void __launch_bounds__(EXPERTS_THREADS)
     if constexpr (FORM == FORM_8BIT) {
         pack_row_8bit(x, tile_out, n, k, a.n_cols);
     } else if constexpr (FORM == FORM_HALF) {
-        pack_row_half(x, tile_out, n, k, a.n_cols, (float *)shared);
+        sl_pack_half_row(x, (uint16_t *)tile_out + (int64_t)k * a.n_cols,
+                         (float *)(tile_out + (int64_t)n * a.n_cols * 2) + k, a.n_cols,
+                         SL_ORDER_PLAIN, (float *)shared);
+    } else if constexpr (FORM == FORM_ROWS) {
+        const int64_t n_rows = a.end - a.begin;
+        sl_pack_half_row(x, (uint16_t *)a.out + (int64_t)row * a.n_cols,
+                         (float *)(a.out + n_rows * a.n_cols * 2) + row, a.n_cols, a.column_order,
+                         (float *)shared);
     } else {
         float *to = (float *)tile_out + (int64_t)k * a.n_cols;
         for (int i = (int)threadIdx.x; i < a.n_cols; i += EXPERTS_THREADS) {
@@ -140,21 +124,23 @@ static __global__ void __launch_bounds__(EXPERTS_THREADS)
 
 static int64_t row_stride(enum form form, int n_cols)
 {
-    const int64_t bytes = form == FORM_8BIT   ? (int64_t)n_cols + n_cols / 32 * 8
-                          : form == FORM_HALF ? (int64_t)n_cols * 2 + 4
-                                              : (int64_t)n_cols * 4;
+    const int64_t bytes = form == FORM_8BIT    ? (int64_t)n_cols + n_cols / 32 * 8
+                          : form == FORM_FLOAT ? (int64_t)n_cols * 4
+                                               : (int64_t)n_cols * 2 + 4;
     return form == FORM_FLOAT ? bytes : (bytes + 15) / 16 * 16;
 }
 
 static int pack(cudaStream_t stream, const struct pack_args *a, enum form form, int n_rows)
 {
     const dim3 grid((unsigned)n_rows), block(EXPERTS_THREADS);
-    const size_t shared = EXPERTS_THREADS / 32 * sizeof(float);
+    const size_t shared = SL_PACK_SHARED_BYTES;
     switch (form) {
     case FORM_8BIT:
         return SL_LAUNCH((pack_kernel<FORM_8BIT>), grid, block, shared, stream, *a);
     case FORM_HALF:
         return SL_LAUNCH((pack_kernel<FORM_HALF>), grid, block, shared, stream, *a);
+    case FORM_ROWS:
+        return SL_LAUNCH((pack_kernel<FORM_ROWS>), grid, block, shared, stream, *a);
     default:
         return SL_LAUNCH((pack_kernel<FORM_FLOAT>), grid, block, shared, stream, *a);
     }
@@ -210,36 +196,77 @@ static bool has_large_blocks(int type)
     return sl_type_traits((uint32_t)type)->block_items == 256;
 }
 
-static enum products choose_products(const struct sl_experts_matrix *m, bool large)
+#ifdef SL_CUDA_SM90
+/* Rows are stored two at a time, to scratch. */
+static bool is_for_sm90(const struct sl_experts_matrix *m)
 {
+    return !is_float_kind((int)m->type) && m->n_cols % SL_SM90_PACKED_COLS == 0 &&
+           m->n_rows % 2 == 0;
+}
+#endif
+
+static enum size choose_size(const struct sl_op_experts *op, int mean,
+                             const struct sl_cuda_props *props)
+{
+#ifdef SL_CUDA_SM90
+    if (sl_is_sm90(props) && is_for_sm90(&op->gate) && is_for_sm90(&op->up) &&
+        is_for_sm90(&op->down)) {
+        return mean >= SM90_MIN_MEAN ? SIZE_SM90 : SIZE_SMALL;
+    }
+#endif
+    (void)op, (void)props;
+    return mean >= GEMM_MIN_MEAN ? SIZE_LARGE : SIZE_SMALL;
+}
+
+static enum products choose_products(const struct sl_experts_matrix *m, enum size size)
+{
+    if (size == SIZE_SM90) {
+        return PRODUCTS_SM90;
+    }
     if (is_float_kind((int)m->type)) {
         const bool aligned = m->n_cols % 8 == 0 && ((uintptr_t)m->data & 15) == 0;
         if (m->type == SL_TYPE_F32 || !aligned) {
             return PRODUCTS_PLAIN;
         }
     }
-    return large ? PRODUCTS_GEMM : PRODUCTS_MID;
+    return size == SIZE_LARGE ? PRODUCTS_GEMM : PRODUCTS_MID;
 }
 
-static enum form choose_form(const struct sl_experts_matrix *m, bool large)
+static enum form choose_form(const struct sl_experts_matrix *m, enum size size)
 {
-    const enum products products = choose_products(m, large);
-    return products == PRODUCTS_PLAIN                                 ? FORM_FLOAT
+    const enum products products = choose_products(m, size);
+    return products == PRODUCTS_SM90                                  ? FORM_ROWS
+           : products == PRODUCTS_PLAIN                               ? FORM_FLOAT
            : products == PRODUCTS_GEMM || is_float_kind((int)m->type) ? FORM_HALF
                                                                       : FORM_8BIT;
 }
 
-static int multiply(cudaStream_t stream, const struct sl_experts_matrix *m, bool large,
-                    struct sl_experts_args *g)
+/* In which FORM_ROWS wants the columns. */
+static int column_order(const struct sl_experts_matrix *m)
+{
+    return sl_sm90_order((int)m->type);
+}
+
+static int multiply(cudaStream_t stream, const struct sl_experts_matrix *m, enum size size,
+                    struct sl_experts_args *g, const struct sl_cuda_props *props)
 {
     const int type = (int)m->type;
-    const enum products products = choose_products(m, large);
-    const int rows = products == PRODUCTS_GEMM ? SL_GEMM_ROWS : SL_MID_ROWS;
+    const enum products products = choose_products(m, size);
+    const int rows = products == PRODUCTS_SM90   ? SL_SM90_ROWS
+                     : products == PRODUCTS_GEMM ? SL_GEMM_ROWS
+                                                 : SL_MID_ROWS;
     const int tile_rows = g->activation != SL_ACT_NONE ? rows / 2 : rows;
     g->n_tiles = (g->n_rows + tile_rows - 1) / tile_rows;
     if (products == PRODUCTS_PLAIN) {
         return sl_experts_plain(stream, type, g);
     }
+#ifdef SL_CUDA_SM90
+    if (products == PRODUCTS_SM90) {
+        return has_large_blocks(type) ? sl_experts_sm90_k(stream, type, g, props)
+                                      : sl_experts_sm90_q(stream, type, g, props);
+    }
+#endif
+    (void)props;
     if (products == PRODUCTS_GEMM) {
         return is_float_kind(type)      ? sl_experts_gemm_f(stream, type, g)
                : has_large_blocks(type) ? sl_experts_gemm_k(stream, type, g)
@@ -263,9 +290,11 @@ static void set_part(struct sl_experts_part *to, const struct sl_experts_matrix 
 /* An op on its way, and where things lie in scratch. */
 struct work {
     const struct sl_op_experts *op;
+    const struct sl_cuda_props *props;
     struct sl_experts_order order;
     int32_t n_tokens, n_embd, n_ff;
-    bool large, split; /* split: gate and up differ in type */
+    enum size size;
+    bool split; /* gate and up differ in type */
     uint8_t *x, *x_up, *h_packed;
     float *h, *up;
 };
@@ -281,10 +310,10 @@ static void choose_tiles(struct work *w)
 {
     struct sl_experts_order *o = &w->order;
     const int mean = (o->n_pairs + o->n - 1) / o->n;
-    w->large = mean >= GEMM_MIN_MEAN;
     o->direct = w->n_tokens <= DIRECT_MAX_TOKENS;
+    w->size = o->direct ? SIZE_SMALL : choose_size(w->op, mean, w->props);
     /* The ids of a token are distinct: an expert has n_tokens pairs at most. */
-    o->tile_tokens = w->large                        ? SL_GEMM_TOKENS
+    o->tile_tokens = w->size != SIZE_SMALL           ? SL_GEMM_TOKENS
                      : w->n_tokens <= 8 || mean <= 4 ? 8
                      : mean <= 24                    ? 32
                                                      : 64;
@@ -304,17 +333,17 @@ static bool lay_out(struct work *w, const struct sl_op *op, uint8_t *scratch, si
     o->group_first = (int32_t *)take(&at, (size_t)o->n * sizeof(int32_t));
     o->group_tile = (int32_t *)take(&at, (size_t)o->n * sizeof(int32_t));
     const int64_t out_bytes = (int64_t)w->n_embd * 4;
-    const int64_t x_bytes = row_stride(choose_form(&op->experts.gate, w->large), w->n_embd);
+    const int64_t x_bytes = row_stride(choose_form(&op->experts.gate, w->size), w->n_embd);
     w->x = take(&at, chunk * (size_t)(x_bytes > out_bytes ? x_bytes : out_bytes));
     w->h = (float *)take(&at, chunk * (size_t)w->n_ff * sizeof(float));
     w->x_up = w->x;
     w->up = NULL;
     if (w->split) {
-        w->x_up = take(
-            &at, chunk * (size_t)row_stride(choose_form(&op->experts.up, w->large), w->n_embd));
+        w->x_up =
+            take(&at, chunk * (size_t)row_stride(choose_form(&op->experts.up, w->size), w->n_embd));
         w->up = (float *)take(&at, chunk * (size_t)w->n_ff * sizeof(float));
     }
-    const enum form h_form = choose_form(&op->experts.down, w->large);
+    const enum form h_form = choose_form(&op->experts.down, w->size);
     w->h_packed = (uint8_t *)w->h;
     if (h_form != FORM_FLOAT) {
         w->h_packed = take(&at, chunk * (size_t)row_stride(h_form, w->n_ff));
@@ -329,7 +358,7 @@ static int run_up(cudaStream_t stream, const struct work *w, const struct sl_exp
     const struct sl_op_experts *op = w->op;
     struct sl_experts_args g = *base;
     const struct sl_experts_order *o = &w->order;
-    const enum form form = choose_form(m, w->large);
+    const enum form form = choose_form(m, w->size);
     g.xs = xs;
     g.y = y;
     g.n_cols = w->n_embd;
@@ -342,16 +371,17 @@ static int run_up(cudaStream_t stream, const struct work *w, const struct sl_exp
     if (!w->split) {
         set_part(&g.part[1], &op->up);
     }
-    const struct pack_args p = {*o, op->x, xs, g.x_stride, g.begin, g.end, w->n_embd, true};
+    const struct pack_args p = {*o,        op->x,           xs,  g.x_stride, g.begin, g.end,
+                                w->n_embd, column_order(m), true};
     const int failed = pack(stream, &p, form, o->direct ? w->n_tokens : g.end - g.begin);
-    return failed ? failed : multiply(stream, m, w->large, &g);
+    return failed ? failed : multiply(stream, m, w->size, &g, w->props);
 }
 
 static int run_down(cudaStream_t stream, const struct work *w, const struct sl_experts_args *base)
 {
     const struct sl_experts_matrix *m = &w->op->down;
     struct sl_experts_args g = *base;
-    const enum form form = choose_form(m, w->large);
+    const enum form form = choose_form(m, w->size);
     g.xs = w->h_packed;
     g.y = (float *)w->x;
     g.n_cols = w->n_ff;
@@ -362,14 +392,14 @@ static int run_down(cudaStream_t stream, const struct work *w, const struct sl_e
     g.activation = SL_ACT_NONE;
     set_part(&g.part[0], m);
     if (form != FORM_FLOAT) {
-        const struct pack_args p = {w->order, w->h,  w->h_packed, g.x_stride,
-                                    g.begin,  g.end, w->n_ff,     false};
+        const struct pack_args p = {w->order, w->h,    w->h_packed,     g.x_stride, g.begin,
+                                    g.end,    w->n_ff, column_order(m), false};
         const int failed = pack(stream, &p, form, g.end - g.begin);
         if (failed) {
             return failed;
         }
     }
-    return multiply(stream, m, w->large, &g);
+    return multiply(stream, m, w->size, &g, w->props);
 }
 
 static int run_chunk(cudaStream_t stream, const struct work *w, int begin, int end)
@@ -485,6 +515,7 @@ extern "C" int sl_cuda_experts(cudaStream_t stream, const struct sl_op *op, void
     struct work w;
     memset(&w, 0, sizeof(w));
     w.op = e;
+    w.props = props;
     w.n_tokens = op->n_tokens;
     w.n_embd = (int32_t)e->gate.n_cols;
     w.n_ff = (int32_t)e->gate.n_rows;

@@ -105,16 +105,11 @@ SL_DEV bool sl_experts_find(const struct sl_experts_order &o, int begin, int end
     return tile.first < end;
 }
 
-/* The product of tile blockIdx.y: false if there is none. Uniform over the block. */
-SL_DEV bool sl_experts_bind(const struct sl_experts_args &g, sl_linear_args &a)
+/* Fill in the product of a tile, but for where its x is. */
+SL_DEV void sl_experts_fill(const struct sl_experts_args &g, const sl_experts_tile &tile,
+                            sl_linear_args &a)
 {
-    sl_experts_tile tile;
-    if (!sl_experts_find(g.order, g.begin, g.end, (int)blockIdx.y, tile)) {
-        return false;
-    }
     const int at = tile.first - g.begin;
-    a.xs = g.xs + at / g.x_share * g.x_stride;
-    a.x = (const float *)a.xs;
     a.row_bytes = g.row_bytes;
     a.n_tokens = tile.n;
     a.n_cols = g.n_cols;
@@ -137,6 +132,18 @@ SL_DEV bool sl_experts_bind(const struct sl_experts_args &g, sl_linear_args &a)
             to.first = 0;
         }
     }
+}
+
+/* The product of tile blockIdx.y: false if there is none. Uniform over the block. */
+SL_DEV bool sl_experts_bind(const struct sl_experts_args &g, sl_linear_args &a)
+{
+    sl_experts_tile tile;
+    if (!sl_experts_find(g.order, g.begin, g.end, (int)blockIdx.y, tile)) {
+        return false;
+    }
+    a.xs = g.xs + (tile.first - g.begin) / g.x_share * g.x_stride;
+    a.x = (const float *)a.xs;
+    sl_experts_fill(g, tile, a);
     return true;
 }
 

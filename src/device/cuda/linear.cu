@@ -8,6 +8,7 @@
  *   ..64     linear_mid: tensor cores, 32 rows a block, still bound by bytes
  *   more     linear_gemm: tensor cores, 128 x 128 tiles, where its tiles fill the GPU; else
  *            linear_mid, 64 tokens at a time
+ *   17..     sm90/linear_sm90 instead, on compute capability 9.0
  * F32 weights, and shapes of F16 and BF16 whose rows aren't 16-byte aligned, stay on linear_vecf.
  */
 #include "device/cuda/fuse.h"
@@ -17,8 +18,10 @@
 #ifndef SL_CUDA_EMULATE
 #include "device/cuda/cuda_ops.h"
 #endif
+#include "device/cuda/sm90/sm90.cuh"
 
 #define PACK_THREADS 256
+#define SM90_MIN_TOKENS 17
 #define VEC_MAX_TOKENS 4   /* of the vector kernels for quantized weights */
 #define VEC_PACK_MAX 16384 /* elements of x that every block may pack for itself */
 
@@ -46,39 +49,13 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     }
 }
 
-/* x as f16 with a scale of each row; a block takes a row. n is a multiple of 8. */
-static __global__ void __launch_bounds__(PACK_THREADS)
-    pack_half_kernel(const float *x, uint16_t *out, float *scales, int n)
+/* x as f16 with a scale of each row; a block takes a row. */
+static __global__ void __launch_bounds__(SL_PACK_THREADS)
+    pack_half_kernel(const float *x, uint16_t *out, float *scales, int n, int order)
 {
     SL_SHARED(shared);
-    float *warp_most = (float *)shared;
-    const float *row = x + (int64_t)blockIdx.x * n;
-    float most = 0.0f;
-    for (int i = (int)threadIdx.x; i < n; i += PACK_THREADS) {
-        most = fmaxf(most, fabsf(row[i]));
-    }
-#pragma unroll
-    for (int mask = 16; mask; mask >>= 1) {
-        most = fmaxf(most, sl_shfl_xor(most, mask));
-    }
-    if ((threadIdx.x & 31) == 0) {
-        warp_most[threadIdx.x >> 5] = most;
-    }
-    sl_block_sync();
-    for (int i = 0; i < PACK_THREADS / 32; i++) {
-        most = fmaxf(most, warp_most[i]);
-    }
-    /* most lies in [2^e, 2^(e + 1)); bring it to [2^10, 2^11). */
-    int e = (int)(sl_f32_bits(most) >> 23 & 255) - 127;
-    e = e < -100 ? -100 : e;
-    const float factor = sl_bits_f32((uint32_t)(127 + 10 - e) << 23);
-    uint32_t *to = (uint32_t *)(out + (int64_t)blockIdx.x * n);
-    for (int i = (int)threadIdx.x; i < n / 2; i += PACK_THREADS) {
-        to[i] = sl_pack_half2(row[2 * i] * factor, row[2 * i + 1] * factor);
-    }
-    if (threadIdx.x == 0) {
-        scales[blockIdx.x] = sl_bits_f32((uint32_t)(127 - 10 + e) << 23);
-    }
+    const int64_t at = (int64_t)blockIdx.x * n;
+    sl_pack_half_row(x + at, out + at, scales + blockIdx.x, n, order, (float *)shared);
 }
 
 static __global__ void __launch_bounds__(PACK_THREADS)
@@ -100,19 +77,20 @@ static int pack8(cudaStream_t stream, const struct sl_linear_args *a, void *scra
                      (struct sl_xblock *)(levels + n), n / 4, wide);
 }
 
-static int pack_half(cudaStream_t stream, const struct sl_linear_args *a, void *scratch)
+static int pack_half(cudaStream_t stream, const struct sl_linear_args *a, void *scratch, int order)
 {
     uint16_t *out = (uint16_t *)scratch;
     float *scales = (float *)(out + (int64_t)a->n_tokens * a->n_cols);
-    return SL_LAUNCH(pack_half_kernel, dim3((unsigned)a->n_tokens), dim3(PACK_THREADS),
-                     PACK_THREADS / 32 * sizeof(float), stream, a->x, out, scales, a->n_cols);
+    return SL_LAUNCH(pack_half_kernel, dim3((unsigned)a->n_tokens), dim3(SL_PACK_THREADS),
+                     SL_PACK_SHARED_BYTES, stream, a->x, out, scales, a->n_cols, order);
 }
 
 /* ---- choice ---- */
 
+/* X_HALF + SL_ORDER_...: as f16, in an order. */
 enum x_form { X_FLOAT, X_8BIT, X_HALF };
 
-enum family { FAMILY_VEC, FAMILY_VECF, FAMILY_MID, FAMILY_GEMM };
+enum family { FAMILY_VEC, FAMILY_VECF, FAMILY_MID, FAMILY_GEMM, FAMILY_SM90 };
 
 static bool is_float_type(int type)
 {
@@ -154,6 +132,27 @@ static bool gemm_wins(const struct sl_linear_args *a, int n_sm)
     return gemm_time < mid_time;
 }
 
+#ifdef SL_CUDA_SM90
+static bool sm90_wins(const struct sl_linear_args *a, int type, const struct sl_cuda_props *props)
+{
+    for (int i = 0; i < a->n_parts; i++) {
+        if (a->part[i].n_rows % 2 != 0 || ((uintptr_t)a->part[i].y & 7) != 0) {
+            return false; /* rows are stored two at a time */
+        }
+    }
+    return sl_is_sm90(props) && a->n_tokens >= SM90_MIN_TOKENS &&
+           (is_float_type(type) || a->n_cols % SL_SM90_PACKED_COLS == 0);
+}
+
+static int run_sm90(cudaStream_t stream, int type, const struct sl_linear_args *a,
+                    const struct sl_cuda_props *props)
+{
+    return is_float_type(type) ? sl_linear_sm90_f(stream, type, a, props)
+           : is_k_type(type)   ? sl_linear_sm90_k(stream, type, a, props)
+                               : sl_linear_sm90_q(stream, type, a, props);
+}
+#endif
+
 static enum family choose_family(const struct sl_linear_args *a, int type,
                                  const struct sl_cuda_props *props)
 {
@@ -168,6 +167,11 @@ static enum family choose_family(const struct sl_linear_args *a, int type,
     } else if (a->n_tokens <= VEC_MAX_TOKENS && sl_linear_vec_fits(a, props)) {
         return FAMILY_VEC;
     }
+#ifdef SL_CUDA_SM90
+    if (sm90_wins(a, type, props)) {
+        return FAMILY_SM90;
+    }
+#endif
     return gemm_wins(a, props->n_sm) ? FAMILY_GEMM : FAMILY_MID;
 }
 
@@ -185,8 +189,8 @@ static void count_tiles(struct sl_linear_args *a, int tile_rows)
 }
 
 /* Bring x into the form that the kernels want, unless it is there already. */
-static int prepare_x(cudaStream_t stream, struct sl_linear_args *a, enum x_form want,
-                     enum x_form *have, void *scratch)
+static int prepare_x(cudaStream_t stream, struct sl_linear_args *a, int want, int *have,
+                     void *scratch)
 {
     a->xs = scratch;
     a->x_packed = want == X_8BIT;
@@ -194,8 +198,12 @@ static int prepare_x(cudaStream_t stream, struct sl_linear_args *a, enum x_form 
         return 0;
     }
     *have = want;
-    return want == X_8BIT ? pack8(stream, a, scratch) : pack_half(stream, a, scratch);
+    return want == X_8BIT ? pack8(stream, a, scratch)
+                          : pack_half(stream, a, scratch, want - X_HALF);
 }
+
+/* Rows of a tile, by family. */
+static const int tile_rows[] = {1, 1, SL_MID_ROWS, SL_GEMM_ROWS, SL_SM90_ROWS};
 
 /* Kernels that make what they want of x themselves. */
 static bool takes_float(const struct sl_linear_args *a, enum family family)
@@ -205,22 +213,28 @@ static bool takes_float(const struct sl_linear_args *a, enum family family)
 }
 
 static int run_group(cudaStream_t stream, struct sl_linear_args *a, int type, void *scratch,
-                     enum x_form *have, const struct sl_cuda_props *props)
+                     int *have, const struct sl_cuda_props *props)
 {
     count_tiles(a, 1);
     const enum family family = choose_family(a, type, props);
     const bool is_float = is_float_type(type);
-    enum x_form want = is_float || family == FAMILY_GEMM ? X_HALF : X_8BIT;
+    int want = is_float || family == FAMILY_GEMM ? X_HALF : X_8BIT;
     if (takes_float(a, family) && (is_float || *have != X_8BIT)) {
         want = X_FLOAT;
+    } else if (family == FAMILY_SM90) {
+        want = X_HALF + sl_sm90_order(type);
     }
-    count_tiles(a, family == FAMILY_MID ? SL_MID_ROWS : family == FAMILY_GEMM ? SL_GEMM_ROWS : 1);
+    count_tiles(a, tile_rows[family]);
     const int failed = prepare_x(stream, a, want, have, scratch);
     if (failed) {
         return failed;
     }
     const bool k = is_k_type(type);
     switch (family) {
+#ifdef SL_CUDA_SM90
+    case FAMILY_SM90:
+        return run_sm90(stream, type, a, props);
+#endif
     case FAMILY_VECF:
         return sl_linear_vec_f(stream, type, a, props);
     case FAMILY_VEC:
@@ -343,7 +357,7 @@ int sl_cuda_linear_normed(cudaStream_t stream, const struct sl_op *op,
         return 0;
     }
     const bool split = is_split(linear);
-    enum x_form have = X_FLOAT;
+    int have = X_FLOAT;
     for (int i = 0; i < linear->n_parts; i++) {
         if (!begins_group(linear, i)) {
             continue;

@@ -125,23 +125,39 @@ template <class F> SL_DEV void sl_levels_half(uint32_t w, uint32_t &lo, uint32_t
     hi = sl_half2_sub(sl_bytes_pick(w, 0x64646464u, 0x4342), base * 0x10001u);
 }
 
+/* The scale and the minimum of a run, each as two f16 of the same value. */
+struct sl_run_scale {
+    uint32_t s, m;
+};
+
+template <class F> SL_DEV sl_run_scale sl_run_scale_of(float s, float m)
+{
+    const float top = 65504.0f;
+    s = fminf(fmaxf(s, -top), top);
+    const sl_run_scale both = {sl_pack_half2(s, s), F::has_min ? sl_pack_half2(m, m) : 0};
+    return both;
+}
+
+/* Four weights of a run as f16. */
+template <class F>
+SL_DEV void sl_run_weights(uint32_t w, const sl_run_scale &scale, uint32_t &lo, uint32_t &hi)
+{
+    sl_levels_half<F>(w, lo, hi);
+    lo = F::has_min ? sl_half2_fma(lo, scale.s, scale.m) : sl_half2_mul(lo, scale.s);
+    hi = F::has_min ? sl_half2_fma(hi, scale.s, scale.m) : sl_half2_mul(hi, scale.s);
+}
+
 /* Sixteen weights of a run to two pieces of a tile row. */
 template <class F>
 SL_DEV void sl_gemm_put_run(uint8_t *tile, int row, int piece, const uint32_t w[4], float s,
                             float m)
 {
-    const float top = 65504.0f;
-    const uint32_t s2 = sl_pack_half2(fminf(fmaxf(s, -top), top), fminf(fmaxf(s, -top), top));
-    const uint32_t m2 = F::has_min ? sl_pack_half2(m, m) : 0;
+    const sl_run_scale scale = sl_run_scale_of<F>(s, m);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t h[4];
-        sl_levels_half<F>(w[2 * i], h[0], h[1]);
-        sl_levels_half<F>(w[2 * i + 1], h[2], h[3]);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            h[j] = F::has_min ? sl_half2_fma(h[j], s2, m2) : sl_half2_mul(h[j], s2);
-        }
+        sl_run_weights<F>(w[2 * i], scale, h[0], h[1]);
+        sl_run_weights<F>(w[2 * i + 1], scale, h[2], h[3]);
         *(uint4 *)(tile + sl_gemm_at(row, piece + i)) = make_uint4(h[0], h[1], h[2], h[3]);
     }
 }
