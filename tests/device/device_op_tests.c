@@ -466,6 +466,10 @@ static void test_attention(void **state)
         {30, 4, 2, 64, 70, 3, true, false, 40, 0},
         {1, 2, 1, 32, 5, 1, false, true, 0, 0},
         {3, 24, 1, 64, 40, 1, false, false, 1, 0},
+        /* enough to fill a GPU without cutting positions into ranges */
+        {130, 44, 22, 128, 61, 1, true, false, 0, 0},
+        {130, 44, 22, 128, 200, 1, false, true, 100, 0},
+        {100, 68, 17, 128, 0, 1, true, false, 0, 30.0f},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         check_attention(&cases[i], (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16});
