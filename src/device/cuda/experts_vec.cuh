@@ -227,7 +227,7 @@ template <class FORM, int P> struct sl_experts_vec_down_rows : sl_vec_rows_base<
     int step;
     int64_t step_bytes;
     const uint8_t *at[P] = {}; /* none: of a warp that has no rows */
-    int to_end[P];             /* bytes from there to the end of the row */
+    int to_end[P] = {};        /* bytes from there to the end of the row */
 
     SL_DEV_MEMBER sl_experts_vec_down_rows(const struct sl_experts_vec_args &args,
                                            const sl_experts_vec_pairs &pairs_, float *sums_)
