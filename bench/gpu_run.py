@@ -98,8 +98,9 @@ class Session:
             row["peer"], row["peer_value"] = PEER, peers[key]
         self.rows.append(row)
 
-    def bench(self, path, limit, **options):
-        command = [self.program("sluice"), "bench", "-m", path, "-o", "json", "-r", str(self.args.repeats)]
+    def bench(self, path, limit, repeats=None, **options):
+        command = [self.program("sluice"), "bench", "-m", path, "-o", "json", "-r",
+                   str(repeats or self.args.repeats)]
         for name, value in options.items():
             command += ["--" + name.replace("_", "-")] + ([value] if value is not None else [])
         text = self.run(command, limit)
@@ -127,7 +128,9 @@ class Session:
     def dense(self):
         for shape, kind in SHAPES:
             path = self.model(shape, kind)
-            self.bench(path, 200, vram=BUDGETS, n_prompt="1024,2048", n_gen="64")
+            # Generation takes its time where 15 GiB are read for every token.
+            self.bench(path, 200, 2 if kind == "F16" else None, vram=BUDGETS,
+                       n_prompt="1024,2048", n_gen="64", ctx_size="2112")
             self.kl(path, 256, ["2048", "0"])
         path = self.model("minitron8b", "F16")
         self.bench(path, 60, vram="2G", n_prompt="512,4096", n_gen="0")
@@ -164,7 +167,7 @@ class Session:
         """The processor of the machine alone."""
         for shape, kind, n in (("qwen30b", "Q4_0", "64"), ("llama8b", "Q4_K", "32"),
                                ("minitron8b", "F16", "16")):
-            self.bench(self.model(shape, kind), 100, device="cpu", threads="14", n_prompt="512",
+            self.bench(self.model(shape, kind), 100, device="cpu", threads="14", n_prompt="128",
                        n_gen=n)
 
     def kernels(self):
