@@ -392,7 +392,7 @@ static void check_type(enum sl_type type, bool is_float)
 // A norm on the way into the products, against the two operators. Normed x is rounded to 8 bits
 // where weights are packed.
 static void check_normed(enum sl_type type, enum sl_type other, int n_tokens, int n_cols,
-                         bool weighted, double bound)
+                         bool weighted, double bound, int n_sm = 3)
 {
     const int n_rows[2] = {37, 21};
     std::vector<float> from = random_y((size_t)n_tokens * (size_t)n_cols);
@@ -409,7 +409,7 @@ static void check_normed(enum sl_type type, enum sl_type other, int n_tokens, in
     w[1] = random_matrix(other, n_rows[1], n_cols, &bytes);
     struct sl_cuda_props props;
     memset(&props, 0, sizeof(props));
-    props.n_sm = 3;
+    props.n_sm = n_sm;
     props.max_shared_bytes = 64 * 1024;
     for (int which = 0; which < 2; which++) {
         normed[which].assign(from.size(), NAN);
@@ -429,9 +429,9 @@ static void check_normed(enum sl_type type, enum sl_type other, int n_tokens, in
         }
     }
     char what[160];
-    snprintf(what, sizeof(what), "%s and %s of a norm%s: %d tokens, %d columns",
+    snprintf(what, sizeof(what), "%s and %s of a norm%s: %d tokens, %d columns, %d multiprocessors",
              sl_type_name((uint32_t)type), sl_type_name((uint32_t)other),
-             weighted ? " with weights" : "", n_tokens, n_cols);
+             weighted ? " with weights" : "", n_tokens, n_cols, n_sm);
     const size_t scratch_bytes = sl_op_scratch_bytes(&op);
     uint8_t *scratch = (uint8_t *)aligned_alloc(256, (scratch_bytes + 255) / 256 * 256);
     check(sl_cuda_linear_takes_norm(&op, &props), what, 0, 1);
@@ -455,6 +455,9 @@ static void check_all_normed(void)
     check_normed(f16, f16, 1, 1288, true, BOUND_EXACT);
     check_normed(SL_TYPE_F32, SL_TYPE_BF16, 1, 520, true, BOUND_EXACT);
     check_normed(q4, f16, 1, 768, true, 1.5e-2);
+    // A row a block: fewer warps than tokens.
+    check_normed(SL_TYPE_Q8_0, q6, 3, 256, true, 1.5e-2, 64);
+    check_normed(q4, SL_TYPE_Q4_0, 4, 512, true, 1.5e-2, 64);
 }
 
 static void check_mixtures(void)

@@ -80,14 +80,14 @@ template <int N> SL_DEV void sl_vec_norm_x(const struct sl_linear_args &a, float
         }
     }
     sl_block_sync();
-    if (warp < N) {
-        float sum = lane < warps ? part[warp * warps + lane] : 0.0f;
+    for (int n = warp; n < N; n += warps) { /* a block may have fewer warps than tokens */
+        float sum = lane < warps ? part[n * warps + lane] : 0.0f;
 #pragma unroll
         for (int mask = 16; mask; mask >>= 1) {
             sum += sl_shfl_xor(sum, mask);
         }
         if (lane == 0) {
-            scales[warp] = 1.0f / sqrtf(sum / (float)a.n_cols + a.norm.eps);
+            scales[n] = 1.0f / sqrtf(sum / (float)a.n_cols + a.norm.eps);
         }
     }
     sl_block_sync();
