@@ -91,7 +91,7 @@ static struct sizes sizes_of(const struct cal *c, int32_t n)
     for (int kind = SL_SHARD_ATTENTION; kind <= SL_SHARD_HEAD; kind++) {
         const struct sl_shard *const shard = shard_of(c, (enum sl_shard_kind)kind, 0);
         const size_t workspace = sl_shard_workspace_bytes(c->model, shard, n, 1);
-        const size_t scratch = sl_shard_scratch_bytes(c->model, shard, n, 1);
+        const size_t scratch = sl_shard_most_scratch_bytes(c->model, shard, n, 1);
         s.workspace = workspace > s.workspace ? align_up(workspace) : s.workspace;
         s.scratch = scratch > s.scratch ? align_up(scratch) : s.scratch;
     }
@@ -460,24 +460,25 @@ void sl_calibrate_load(struct sl_profile *profile, const struct sl_model *model)
     sl_free(path);
 }
 
-enum sluice_status sl_calibrate_get(struct sl_profile *profile, const struct sl_model *model,
-                                    const struct sl_calibrate_options *options,
-                                    struct sluice_error *err)
+void sl_calibrate_get(struct sl_profile *profile, const struct sl_model *model,
+                      const struct sl_calibrate_options *options)
 {
     if (options->device && options->device->kind == SL_DEVICE_SIM) {
-        return SLUICE_STATUS_OK;
+        return;
     }
     char *path = NULL;
     const bool can_keep = kept_path(profile, model, &path) == SLUICE_STATUS_OK;
     enum sluice_status status = SLUICE_STATUS_OK;
     if (!can_keep || !load(profile, path)) {
         struct sluice_error ignored;
-        status = sl_calibrate_run(profile, model, options, err);
-        if (status == SLUICE_STATUS_OK && can_keep &&
-            sl_profile_save(profile, path, &ignored) != SLUICE_STATUS_OK) {
-            sl_log(SL_LOG_WARN, "the profile of the model is not kept: %s", ignored.message);
+        status = sl_calibrate_run(profile, model, options, &ignored);
+        if (status == SLUICE_STATUS_OK && can_keep) {
+            status = sl_profile_save(profile, path, &ignored);
+        }
+        if (status != SLUICE_STATUS_OK) {
+            sl_log(SL_LOG_WARN, "predictions are those of the machine's profile alone: %s",
+                   ignored.message);
         }
     }
     sl_free(path);
-    return status;
 }

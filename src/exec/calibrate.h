@@ -27,10 +27,10 @@ enum sluice_status sl_calibrate_run(struct sl_profile *profile, const struct sl_
                                     struct sluice_error *err);
 
 /* `profile` of this machine becomes that of the model: the kept one, or measured and kept. Nothing
- * is done for a simulated device. A cache that cannot be used costs a measurement, not an error. */
-enum sluice_status sl_calibrate_get(struct sl_profile *profile, const struct sl_model *model,
-                                    const struct sl_calibrate_options *options,
-                                    struct sluice_error *err);
+ * is done for a simulated device. What cannot be measured or kept is a warning: plans are made with
+ * the machine's profile then. */
+void sl_calibrate_get(struct sl_profile *profile, const struct sl_model *model,
+                      const struct sl_calibrate_options *options);
 /* Only the kept one, if there is one. */
 void sl_calibrate_load(struct sl_profile *profile, const struct sl_model *model);
 

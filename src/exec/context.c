@@ -125,7 +125,8 @@ static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error 
         const struct sl_shard *const shard = &model->shards[i];
         workspace =
             max_size(workspace, sl_shard_workspace_bytes(model, shard, plan->n_ubatch, n_most));
-        scratch = max_size(scratch, sl_shard_scratch_bytes(model, shard, plan->n_ubatch, n_most));
+        scratch =
+            max_size(scratch, sl_shard_most_scratch_bytes(model, shard, plan->n_ubatch, n_most));
     }
     scratch = sl_cpu_scratch_bytes(scratch, ctx->pool ? sl_pool_n_threads(ctx->pool) : 1);
     ctx->workspace = sl_alloc_aligned(SL_MEM_EXEC, workspace, 256);

@@ -163,6 +163,9 @@ size_t sl_shard_workspace_bytes(const struct sl_model *model, const struct sl_sh
                                 int32_t n_tokens, int32_t n_outputs);
 size_t sl_shard_scratch_bytes(const struct sl_model *model, const struct sl_shard *shard,
                               int32_t n_tokens, int32_t n_outputs);
+/* The largest op scratch of passes of 1 to n_tokens: short ones split their attention. */
+size_t sl_shard_most_scratch_bytes(const struct sl_model *model, const struct sl_shard *shard,
+                                   int32_t n_tokens, int32_t n_outputs);
 
 /* Names of all known architectures, comma-separated, for messages. */
 const char *sl_model_known_archs(void);

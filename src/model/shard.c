@@ -516,3 +516,15 @@ size_t sl_shard_scratch_bytes(const struct sl_model *model, const struct sl_shar
     }
     return most;
 }
+
+size_t sl_shard_most_scratch_bytes(const struct sl_model *model, const struct sl_shard *shard,
+                                   int32_t n_tokens, int32_t n_outputs)
+{
+    const size_t all = sl_shard_scratch_bytes(model, shard, n_tokens, n_outputs);
+    if (n_tokens <= SL_ATTN_SPLIT_TOKENS) {
+        return all;
+    }
+    const int32_t n = SL_ATTN_SPLIT_TOKENS;
+    const size_t split = sl_shard_scratch_bytes(model, shard, n, n_outputs < n ? n_outputs : n);
+    return split > all ? split : all;
+}

@@ -298,6 +298,11 @@ static void operators(void **state)
                 scratch = need > scratch ? need : scratch;
             }
             assert_true(scratch <= sl_shard_scratch_bytes(model, shard, N_TOKENS, N_OUTPUTS));
+            /* Short passes split their attention and may want more than long ones. */
+            for (int32_t n = 1; n <= 64; n++) {
+                assert_true(sl_shard_scratch_bytes(model, shard, n, 1) <=
+                            sl_shard_most_scratch_bytes(model, shard, 64, 1));
+            }
             free(workspace);
         }
         free(hidden);
