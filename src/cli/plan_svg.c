@@ -192,8 +192,7 @@ static void draw_map(struct picture *p, const struct sl_tier_plan *tier)
         const int32_t shard = plan->resident_order[i];
         const size_t from = plan->resident_offset[shard];
         char name[32];
-        const struct sl_shard *const s = &p->e->model->shards[shard];
-        const size_t bytes = s->expert_bytes > 0 ? s->base_bytes : s->bytes;
+        const size_t bytes = sl_shard_resident_bytes(&p->e->model->shards[shard]);
         map_part(p, from, from + bytes, place_color(SL_PLACE_RESIDENT),
                  shard_name(p, shard, name, sizeof name));
     }

@@ -78,6 +78,12 @@ struct sl_shard {
     uint32_t class_id; /* shards of one kind, shape and type set share it (planner) */
 };
 
+/* What the resident prefix holds of a shard: all of it, or of a mixture its base. */
+static inline size_t sl_shard_resident_bytes(const struct sl_shard *shard)
+{
+    return shard->expert_bytes > 0 ? shard->base_bytes : shard->bytes;
+}
+
 struct sl_arch;
 
 struct sl_model {

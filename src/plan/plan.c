@@ -257,8 +257,8 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
         const bool base_alone = shard->expert_bytes > 0;
         SL_CHECK(base_alone || tier->placement[index] == SL_PLACE_RESIDENT, INTERNAL, err,
                  "plan: shard %d of the resident prefix is not resident", index);
-        const size_t bytes = base_alone ? shard->base_bytes : shard->bytes;
-        resident_end = plan->resident_offset[index] + ((bytes + 255) & ~(size_t)255);
+        resident_end =
+            plan->resident_offset[index] + ((sl_shard_resident_bytes(shard) + 255) & ~(size_t)255);
     }
     if (tier->n_slots > 0) {
         SL_CHECK(tier->n_resident == plan->n_resident_order, INTERNAL, err,

@@ -86,8 +86,7 @@ static void measure_shards(struct sl_search *s)
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard *const shard = &s->model->shards[i];
         s->image_bytes[i] = align_up(shard->bytes);
-        s->resident_bytes[i] =
-            shard->expert_bytes > 0 ? align_up(shard->base_bytes) : s->image_bytes[i];
+        s->resident_bytes[i] = align_up(sl_shard_resident_bytes(shard));
         switch (shard->kind) {
         case SL_SHARD_ATTENTION: {
             const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
