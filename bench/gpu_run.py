@@ -52,6 +52,7 @@ CPU_PEER_VALUES = {
     ("minitron8b-F16", None, "decode_tps", 0, 0): 4.78,
 }
 BUDGETS = "2G,4G,8G,12G,auto"
+TEXT = "/usr/share/common-licenses/GPL-3"
 SHAPES = [("minitron8b", "F16"), ("llama8b", "Q4_K")]
 
 
@@ -108,16 +109,16 @@ class Session:
             row["command"] = "sluice " + " ".join(command[1:]).replace(self.args.tmp + "/", "")
             self.add(row)
 
-    def kl(self, path, n_prompt, budgets):
-        command = [self.program("bench-device_kl"), path, "cuda", str(self.args.threads),
-                   str(n_prompt), "16"] + budgets
+    def kl(self, path, n_prompt, budgets, n_gen=16, options=()):
+        command = [self.program("bench-device_kl"), *options, path, "cuda", str(self.args.threads),
+                   str(n_prompt), str(n_gen)] + budgets
         text = self.run(command, 200)
         first = self.rows[0] if self.rows else {}
         for line in (text or "").splitlines():
             row = json.loads(line)
             row.update(date=str(datetime.date.today()), device="cuda", unit="nat",
                        commit=first.get("commit"), machine=first.get("machine"),
-                       threads=self.args.threads, prompt_tokens=n_prompt, generated_tokens=16,
+                       threads=self.args.threads, prompt_tokens=n_prompt, generated_tokens=n_gen,
                        command="bench-device_kl " + " ".join(command[1:]).replace(self.args.tmp + "/", ""))
             self.add(row)
 
@@ -178,8 +179,10 @@ class Session:
     def real(self, path):
         self.bench(path, 60, vram="32M,64M,auto", n_prompt="512", n_gen="64")
         self.kl(path, 256, ["64", "128", "0"])
+        # Up to 16 tokens kernels round activations to 8 bits, as the CPU does; beyond they do not.
+        self.kl(path, 256, ["64", "0"], 0, ["--exact", "--text", TEXT, "--passes", "1,4,16,64,256"])
         text = self.run([self.program("sluice"), "perplexity", "-m", path, "--json",
-                         "/usr/share/common-licenses/GPL-3"], 100)
+                         TEXT], 100)
         if text and self.rows:
             first = self.rows[0]
             value = json.loads(text)

@@ -27,7 +27,8 @@ NO_MACHINE = "Machine not recorded"
 NUMBERS = ("value", "spread", "predicted", "limit_fraction", "peak_vram_mib", "peer_value",
            "budget_mib", "prompt_tokens", "generated_tokens", "depth", "batch", "threads", "runs")
 SPEEDS = ("prefill_tps", "decode_tps")
-NAMES = {"kl": "mean KL divergence from the run on the CPU"}
+NAMES = {"kl": "mean KL divergence from the run on the CPU",
+         "kl_exact": "mean KL divergence from a run without rounding of activations"}
 
 INTRO = """# Performance
 
@@ -179,13 +180,47 @@ def speed_table(rows):
                   "peer", "times the peer"], ["---"] + ["---:"] * 8, lines)
 
 
+def other_name(row):
+    name = NAMES.get(row["metric"], row["metric"])
+    return name + (f", passes of {row['batch']}" if batch(row) > 1 or "exact" in row["metric"] else "")
+
+
 def other_table(rows):
     lines = []
-    for row in sorted(rows, key=lambda r: (r["metric"], budget_order(r))):
-        lines.append([NAMES.get(row["metric"], row["metric"]), budget_text(row.get("budget_mib")),
+    for row in sorted(rows, key=lambda r: (r["metric"], batch(r), budget_order(r))):
+        lines.append([other_name(row), budget_text(row.get("budget_mib")),
                       number(row["value"]), row.get("unit") or "", number(row.get("peak_vram_mib")), peer_text(row)])
     return table(["figure", "budget", "value", "unit", "peak VRAM", "peer"],
                  ["---", "---:", "---:", "---", "---:", "---:"], lines)
+
+
+def beside_peer(row):
+    return row["device"] == "cpu" and row.get("peer_spread") is not None
+
+
+def peer_table(rows):
+    """Runs on a CPU in turns with a peer: a line for a model and a number of threads."""
+    cells = {}
+    for row in rows:
+        cells.setdefault((row["model"], row.get("threads") or 0), {})[row["metric"]] = row
+    lines = []
+    for (model, threads), found in sorted(cells.items()):
+        line = [model, str(threads)]
+        for metric in SPEEDS[::-1]:
+            row = found.get(metric)
+            line += [number(row["value"]), number(row["peer_value"]), times_text(row),
+                     f"{100 * row['spread']:.0f} %, {100 * row['peer_spread']:.0f} %"] if row \
+                else [""] * 4
+        lines.append(line)
+    return table(["model", "threads", "generation", "peer", "times", "spreads", "prompt of 512", "peer",
+                  "times", "spreads"], ["---"] + ["---:"] * 9, lines)
+
+
+def peer_section(rows):
+    peers = ", ".join(sorted({r["peer"] for r in rows}))
+    commits = ", ".join(sorted({f"{r['date']}, commit {r.get('commit')}" for r in rows}))
+    return (f"\n### Beside {peers}\n\nTokens/s, in turns on the same files (`bench/cpu_peer.py`; {commits}).\n\n"
+            + peer_table(rows))
 
 
 def provenance(rows):
@@ -308,14 +343,17 @@ def performance_page(rows):
     if not rows:
         return text + "\nNothing has been measured yet.\n", files
     machines = grouped(rows, "machine")
-    for index, (machine, on_machine) in enumerate(machines):
+    for machine, on_machine in machines:
         text += f"\n## {machine}\n"
+        in_turns = [r for r in on_machine if beside_peer(r)]
+        text += peer_section(in_turns) if in_turns else ""
+        on_machine = [r for r in on_machine if not beside_peer(r)]
         for model, of_model in grouped(on_machine, "model"):
             text += f"\n### {model}\n\n"
             speeds = [r for r in of_model if r["metric"] in SPEEDS]
             others = [r for r in of_model if r["metric"] not in SPEEDS]
             shared = sum(any(r["model"] == model for r in other) for _, other in machines) > 1
-            stem = slug(model) + (f"-{index + 1}" if shared else "")
+            stem = slug(model) + (f"-{slug(machine.split(' + ')[-1])}" if shared else "")
             if speeds:
                 text += speed_table(speeds) + "\n"
                 for name, title, svg in figures_of(model, speeds, stem):
