@@ -12,6 +12,7 @@
 #define ARCHS(X)                                                                                   \
     X(llama, "llama")                                                                              \
     X(qwen2, "qwen2")                                                                              \
+    X(qwen2moe, "qwen2moe")                                                                        \
     X(qwen3, "qwen3")                                                                              \
     X(qwen3moe, "qwen3moe")                                                                        \
     X(gemma3, "gemma3")                                                                            \

@@ -6,7 +6,7 @@
  *   h += o(attention(rope(q), rope(k), v)),  q, k, v = qkv(norm(h))
  *   h += down(act(gate(norm(h))) * up(norm(h)))            dense, or
  *   h += sum over the chosen e of w_e * the same of expert e     a mixture: ids, w =
- * router(norm(h))
+ * router(norm(h)); with a shared expert, sigmoid(router'(norm(h))) * the same of it on top
  *
  * The optional vectors of a layer (biases, q/k norms, norms after a sub-layer) take effect by
  * being in the file, so a row only says which of them must and which may be there.
@@ -59,6 +59,7 @@ struct sl_arch {
     enum sl_mixture mixture;
     enum sl_gating gating;  /* of the router */
     bool normalize_weights; /* of the chosen experts, to a sum of 1 */
+    bool shared_expert;     /* every layer has one that all tokens use */
     /* The norm before the feed-forward is called post_attention_norm in the file. */
     bool ffn_norm_after_attention;
     bool scale_embedding; /* embedding rows times sqrt(n_embd) */
@@ -74,6 +75,7 @@ struct sl_arch {
 
 extern const struct sl_arch sl_arch_llama;
 extern const struct sl_arch sl_arch_qwen2;
+extern const struct sl_arch sl_arch_qwen2moe;
 extern const struct sl_arch sl_arch_qwen3;
 extern const struct sl_arch sl_arch_qwen3moe;
 extern const struct sl_arch sl_arch_gemma3;

@@ -247,6 +247,16 @@ static enum sluice_status load_scales(struct sl_model *model, struct sluice_erro
     return SLUICE_STATUS_OK;
 }
 
+/* Files say how wide the shared expert is, or it is as wide as a dense feed-forward would be. */
+static enum sluice_status load_shared_width(struct sl_model *model, struct sluice_error *err)
+{
+    char key[SL_KEY_BYTES];
+    const char *const name = "expert_shared_feed_forward_length";
+    const bool own_width = sl_key_find(model, name, key) != NULL;
+    return read_count(model, own_width ? name : "feed_forward_length", SL_MAX_WIDTH, 0,
+                      &model->hp.n_ff_shared, err);
+}
+
 /* A mixture's numbers, and n_ff. Files give the width of an expert where it is not that of the
  * dense feed-forward. */
 static enum sluice_status load_experts(struct sl_model *model, struct sluice_error *err)
@@ -270,8 +280,9 @@ static enum sluice_status load_experts(struct sl_model *model, struct sluice_err
     SL_TRY(read_count(model, "expert_used_count", most, 0, &hp->n_experts_used, err));
     char key[SL_KEY_BYTES];
     const bool own_width = sl_key_find(model, "expert_feed_forward_length", key) != NULL;
-    return read_count(model, own_width ? "expert_feed_forward_length" : "feed_forward_length",
-                      SL_MAX_WIDTH, 0, &hp->n_ff, err);
+    SL_TRY(read_count(model, own_width ? "expert_feed_forward_length" : "feed_forward_length",
+                      SL_MAX_WIDTH, 0, &hp->n_ff, err));
+    return arch->shared_expert ? load_shared_width(model, err) : SLUICE_STATUS_OK;
 }
 
 enum sluice_status sl_hparams_load(struct sl_model *model, struct sluice_error *err)

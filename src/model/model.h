@@ -22,16 +22,21 @@ enum sl_shard_kind { SL_SHARD_ATTENTION, SL_SHARD_FFN, SL_SHARD_HEAD };
 enum { SL_W_Q, SL_W_K, SL_W_V, SL_W_O, SL_N_ATTENTION_WEIGHTS };
 enum { SL_W_GATE, SL_W_UP, SL_W_DOWN, SL_N_FFN_WEIGHTS };
 /* A mixture's FFN: the same three hold all experts, one after the other; and these. Biases (F32,
- * a row an expert) are there in all of gate, up and down or in none; then n_weights is less. */
+ * a row an expert) are there in all of gate, up and down or in none, and so are the matrices of the
+ * shared expert, which every token uses, weighted by a router of its own. */
 enum {
     SL_W_ROUTER = SL_N_FFN_WEIGHTS,
     SL_W_GATE_BIAS,
     SL_W_UP_BIAS,
     SL_W_DOWN_BIAS,
+    SL_W_SHARED_ROUTER,
+    SL_W_SHARED_GATE,
+    SL_W_SHARED_UP,
+    SL_W_SHARED_DOWN,
     SL_N_MIXTURE_WEIGHTS
 };
 enum { SL_W_OUTPUT, SL_N_HEAD_WEIGHTS };
-#define SL_SHARD_MAX_WEIGHTS 8
+#define SL_SHARD_MAX_WEIGHTS 12
 
 struct sl_hparams {
     uint32_t n_layers;
@@ -45,6 +50,7 @@ struct sl_hparams {
     uint32_t n_rot;
     uint32_t n_experts; /* 0: dense */
     uint32_t n_experts_used;
+    uint32_t n_ff_shared; /* width of a mixture's shared expert; 0: it has none */
     float norm_eps;
     uint32_t window; /* sliding window of the layers that have one; 0: none */
     /* Every window_period-th layer attends to everything (gemma3: 6); 0: all do. */
@@ -60,8 +66,8 @@ struct sl_weight {
     struct sl_matrix m; /* data points into the file mapping; the rows of all experts */
     size_t bytes;
     size_t offset; /* of this matrix inside the shard's packed image (256-byte aligned) */
-    /* Mixtures: of one expert's matrix inside an expert's slot, of router and biases inside the
-     * base. */
+    /* Mixtures: of one expert's matrix inside an expert's slot, of router, biases and shared
+     * expert inside the base. */
     size_t part_offset;
 };
 
@@ -72,7 +78,7 @@ struct sl_shard {
     struct sl_weight weights[SL_SHARD_MAX_WEIGHTS];
     size_t bytes; /* of the packed image: what residency or a stream slot costs */
     /* Mixtures can be placed expert by expert: what each one takes (gate, up and down, 256-byte
-     * aligned), and the base (router and biases) that any of them needs. 0 where dense. */
+     * aligned), and the base (all other matrices) that any of them needs. 0 where dense. */
     size_t expert_bytes, base_bytes;
     uint32_t window;   /* attention: 0 or the sliding window */
     uint32_t class_id; /* shards of one kind, shape and type set share it (planner) */
@@ -119,7 +125,7 @@ void sl_model_embed(const struct sl_model *model, const int32_t *tokens, int32_t
 enum sl_shard_part {
     SL_PART_WHOLE,
     SL_PART_ROUTE,  /* norm and router; with at_hand: what is mine */
-    SL_PART_OWN,    /* the experts in `mine`, added to the hidden state */
+    SL_PART_OWN,    /* the experts in `mine` and the shared one, added to the hidden state */
     SL_PART_OTHERS, /* the experts in `mine` into `partial` (the host's list of them) */
     SL_PART_JOIN,   /* hidden state += partial */
 };

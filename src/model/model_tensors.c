@@ -13,7 +13,18 @@
 
 #include "model/model_internal.h"
 
-enum dim { DIM_EMBD, DIM_Q, DIM_KV, DIM_FF, DIM_HEAD, DIM_N_HEADS, DIM_EXPERTS, DIM_VOCAB };
+enum dim {
+    DIM_ONE,
+    DIM_EMBD,
+    DIM_Q,
+    DIM_KV,
+    DIM_FF,
+    DIM_FF_SHARED,
+    DIM_HEAD,
+    DIM_N_HEADS,
+    DIM_EXPERTS,
+    DIM_VOCAB
+};
 
 struct matrix_spec {
     const char *name;
@@ -42,6 +53,10 @@ static const struct matrix_spec mixture_matrices[SL_N_MIXTURE_WEIGHTS] = {
     [SL_W_GATE_BIAS] = {"ffn_gate_exps.bias", DIM_EXPERTS, DIM_FF, .bias = true},
     [SL_W_UP_BIAS] = {"ffn_up_exps.bias", DIM_EXPERTS, DIM_FF, .bias = true},
     [SL_W_DOWN_BIAS] = {"ffn_down_exps.bias", DIM_EXPERTS, DIM_EMBD, .bias = true},
+    [SL_W_SHARED_ROUTER] = {"ffn_gate_inp_shexp.weight", DIM_ONE, DIM_EMBD},
+    [SL_W_SHARED_GATE] = {"ffn_gate_shexp.weight", DIM_FF_SHARED, DIM_EMBD},
+    [SL_W_SHARED_UP] = {"ffn_up_shexp.weight", DIM_FF_SHARED, DIM_EMBD},
+    [SL_W_SHARED_DOWN] = {"ffn_down_shexp.weight", DIM_EMBD, DIM_FF_SHARED},
 };
 static const struct matrix_spec output_matrix = {
     .name = "output.weight", .rows = DIM_VOCAB, .cols = DIM_EMBD};
@@ -82,6 +97,8 @@ struct loader {
 static int64_t dim_size(const struct sl_hparams *hp, enum dim dim)
 {
     switch (dim) {
+    case DIM_ONE:
+        return 1;
     case DIM_EMBD:
         return hp->n_embd;
     case DIM_Q:
@@ -90,6 +107,8 @@ static int64_t dim_size(const struct sl_hparams *hp, enum dim dim)
         return (int64_t)hp->n_kv_heads * hp->head_dim;
     case DIM_FF:
         return hp->n_ff;
+    case DIM_FF_SHARED:
+        return hp->n_ff_shared;
     case DIM_HEAD:
         return hp->head_dim;
     case DIM_N_HEADS:
@@ -167,10 +186,11 @@ static enum sluice_status load_matrix(struct loader *ld, const char *name,
 }
 
 static enum sluice_status load_layer_matrices(struct loader *ld, struct sl_shard *shard,
-                                              const struct matrix_spec *specs, uint32_t n)
+                                              const struct matrix_spec *specs, uint32_t first,
+                                              uint32_t end)
 {
-    shard->n_weights = n;
-    for (uint32_t i = 0; i < n; i++) {
+    shard->n_weights = end;
+    for (uint32_t i = first; i < end; i++) {
         char name[NAME_BYTES];
         snprintf(name, sizeof name, "blk.%" PRIu32 ".%s", shard->layer, specs[i].name);
         SL_TRY(load_matrix(ld, name, &specs[i], &shard->weights[i]));
@@ -178,19 +198,25 @@ static enum sluice_status load_layer_matrices(struct loader *ld, struct sl_shard
     return SLUICE_STATUS_OK;
 }
 
-/* Biases are there or not: the loading of a mixture without is told apart by the first of them, and
- * a file with only some has a tensor that is missing or that nothing uses. */
+/* Biases are there or not: a mixture without is told apart by the first of them, and a file with
+ * only some has a tensor that is missing or that nothing uses. */
 static enum sluice_status load_ffn(struct loader *ld, struct sl_shard *shard)
 {
     if (ld->model->hp.n_experts == 0) {
-        return load_layer_matrices(ld, shard, ffn_matrices, SL_N_FFN_WEIGHTS);
+        return load_layer_matrices(ld, shard, ffn_matrices, 0, SL_N_FFN_WEIGHTS);
     }
+    SL_TRY(load_layer_matrices(ld, shard, mixture_matrices, 0, SL_W_GATE_BIAS));
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "blk.%" PRIu32 ".%s", shard->layer,
              mixture_matrices[SL_W_GATE_BIAS].name);
-    const bool biased = sl_gguf_find_tensor(ld->model->file, name) != NULL;
-    return load_layer_matrices(ld, shard, mixture_matrices,
-                               biased ? SL_N_MIXTURE_WEIGHTS : SL_W_GATE_BIAS);
+    if (sl_gguf_find_tensor(ld->model->file, name) != NULL) {
+        SL_TRY(
+            load_layer_matrices(ld, shard, mixture_matrices, SL_W_GATE_BIAS, SL_W_SHARED_ROUTER));
+    }
+    return ld->model->hp.n_ff_shared == 0
+               ? SLUICE_STATUS_OK
+               : load_layer_matrices(ld, shard, mixture_matrices, SL_W_SHARED_ROUTER,
+                                     SL_N_MIXTURE_WEIGHTS);
 }
 
 /* Models without an output matrix use the embedding. The head shard holds it like a matrix of its
@@ -225,7 +251,7 @@ static enum sluice_status load_matrices(struct loader *ld)
         attention->window = sl_hparams_layer_window(&model->hp, i);
         ffn->kind = SL_SHARD_FFN;
         attention->layer = ffn->layer = i;
-        SL_TRY(load_layer_matrices(ld, attention, attention_matrices, SL_N_ATTENTION_WEIGHTS));
+        SL_TRY(load_layer_matrices(ld, attention, attention_matrices, 0, SL_N_ATTENTION_WEIGHTS));
         SL_TRY(load_ffn(ld, ffn));
     }
     struct sl_shard *head = &model->shards[model->n_shards - 1];

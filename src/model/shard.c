@@ -6,6 +6,7 @@
  *               a = attention(q); h += o(a)            or  b = o(a); h += norm(b)
  *   ffn         a = norm(h); g = act(gate(a)) * up(a); h += down(g)  or  a = down(g); h += norm(a)
  *   mixture     a = norm(h); ids, w = router(a); h += experts(a, ids, w)
+ *               with a shared expert: it is a mixture of one, with a router of its own
  *   shared      a = norm(h); ids, w = router(a); mine = divide(ids); h += experts(a, mine, w)
  *               elsewhere: p = experts(a, ids but mine, w); here: h += p
  *   head        a = norm(last rows of h); logits = output(a)
@@ -85,6 +86,7 @@ struct workspace {
     size_t k, v;          /* attention. ffn: k is up. */
     size_t ids, weights;  /* mixture: the router's choice */
     size_t mine, partial; /* shared mixture */
+    size_t one, gate;     /* of the shared expert: its choice, which is always 0, and its weight */
     size_t bytes;
 };
 
@@ -128,6 +130,8 @@ static struct workspace carve(const struct sl_model *model, const struct sl_shar
             ws.weights = take(&ws, n_tokens, hp->n_experts_used);
             ws.mine = take(&ws, n_tokens, hp->n_experts_used);
             ws.partial = take(&ws, n_tokens, n_embd);
+            ws.one = take(&ws, n_tokens, hp->n_ff_shared > 0);
+            ws.gate = take(&ws, n_tokens, hp->n_ff_shared > 0);
             break;
         }
         ws.b = take(&ws, n_tokens, hp->n_ff);
@@ -395,6 +399,43 @@ static void add_experts(struct builder *b, const struct workspace *ws, size_t id
     experts->accumulate = accumulate;
 }
 
+static struct sl_experts_matrix shared_matrix(const struct builder *b, uint32_t role)
+{
+    const struct sl_matrix *m = &b->shard->weights[role].m;
+    return (struct sl_experts_matrix){
+        .data = b->bind->weights[role], .type = m->type, .n_rows = m->n_rows, .n_cols = m->n_cols};
+}
+
+/* The expert that every token uses, if there is one, added to the hidden state. */
+static void add_shared_expert(struct builder *b, const struct workspace *ws)
+{
+    if (b->model->hp.n_ff_shared == 0) {
+        return;
+    }
+    const int32_t n = b->bind->n_tokens;
+    struct sl_op_router *router = &add_op(b, SL_OP_ROUTER, n)->router;
+    router->x = work(b, ws->a);
+    router->w = b->shard->weights[SL_W_SHARED_ROUTER].m;
+    router->w.data = b->bind->weights[SL_W_SHARED_ROUTER];
+    router->ids = (int32_t *)(void *)work(b, ws->one);
+    router->weights = work(b, ws->gate);
+    router->n_used = 1;
+    router->gating = SL_GATING_SIGMOID;
+    router->scale = 1.0F;
+    struct sl_op_experts *expert = &add_op(b, SL_OP_EXPERTS, n)->experts;
+    expert->x = work(b, ws->a);
+    expert->y = b->bind->hidden;
+    expert->ids = (const int32_t *)(const void *)work(b, ws->one);
+    expert->weights = work(b, ws->gate);
+    expert->n_used = 1;
+    expert->n = 1;
+    expert->gate = shared_matrix(b, SL_W_SHARED_GATE);
+    expert->up = shared_matrix(b, SL_W_SHARED_UP);
+    expert->down = shared_matrix(b, SL_W_SHARED_DOWN);
+    expert->activation = b->model->arch->activation;
+    expert->accumulate = true;
+}
+
 static void add_join(struct builder *b, const struct workspace *ws)
 {
     const struct sl_shard_bind *bind = b->bind;
@@ -411,12 +452,14 @@ static void build_mixture(struct builder *b)
     case SL_PART_WHOLE:
         add_route(b, &ws);
         add_experts(b, &ws, ws.ids, b->bind->hidden, true);
+        add_shared_expert(b, &ws);
         break;
     case SL_PART_ROUTE:
         add_route(b, &ws);
         break;
     case SL_PART_OWN:
         add_experts(b, &ws, ws.mine, b->bind->hidden, true);
+        add_shared_expert(b, &ws);
         break;
     case SL_PART_OTHERS:
         add_experts(b, &ws, ws.mine, work(b, ws.partial), false);

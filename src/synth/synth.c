@@ -50,7 +50,8 @@ static enum sluice_status check_shape(const struct sl_synth_shape *s, struct slu
                                         : s->n_experts_used >= 1 && s->n_experts_used <= most;
     SL_CHECK(used, INVALID_ARGUMENT, err, "experts-used is %u (allowed with %u experts: %u to %u)",
              s->n_experts_used, s->n_experts, s->n_experts > 0 ? 1 : 0, most);
-    const bool always = s->arch == SL_SYNTH_QWEN3MOE || s->arch == SL_SYNTH_GPT_OSS;
+    const bool always =
+        s->arch == SL_SYNTH_QWEN3MOE || s->arch == SL_SYNTH_QWEN2MOE || s->arch == SL_SYNTH_GPT_OSS;
     SL_CHECK(s->n_experts == 0 || always || s->arch == SL_SYNTH_LLAMA, INVALID_ARGUMENT, err,
              "an architecture '%s' has no experts", sl_synth_arch_name(s->arch));
     SL_CHECK(s->n_experts > 0 || !always, INVALID_ARGUMENT, err, "a %s model needs experts",
@@ -107,11 +108,15 @@ static void write_hparams(struct sl_gguf_writer *w, const struct sl_synth_option
     if (s->arch == SL_SYNTH_GPT_OSS) {
         set_u32(&k, "feed_forward_length", s->n_ff);
         set_u32(&k, "expert_feed_forward_length", s->n_ff);
-    } else if (s->arch == SL_SYNTH_QWEN3MOE) { /* as if all of a token's experts were one */
+    } else if (s->arch == SL_SYNTH_QWEN3MOE ||
+               s->arch == SL_SYNTH_QWEN2MOE) { /* as if all of a token's experts were one */
         set_u32(&k, "feed_forward_length", s->n_ff * s->n_experts_used);
         set_u32(&k, "expert_feed_forward_length", s->n_ff);
     } else {
         set_u32(&k, "feed_forward_length", s->n_ff);
+    }
+    if (s->n_ff_shared > 0) {
+        set_u32(&k, "expert_shared_feed_forward_length", s->n_ff_shared);
     }
     if (s->n_experts > 0) {
         set_u32(&k, "expert_count", s->n_experts);

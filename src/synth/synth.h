@@ -24,6 +24,7 @@ enum sl_synth_arch {
     SL_SYNTH_QWEN3,
     SL_SYNTH_GEMMA3,
     SL_SYNTH_QWEN3MOE,
+    SL_SYNTH_QWEN2MOE,
     SL_SYNTH_GPT_OSS,
 };
 
@@ -47,6 +48,7 @@ struct sl_synth_shape {
     uint32_t n_ff;      /* of a mixture: width of one expert */
     uint32_t n_experts; /* 0: dense */
     uint32_t n_experts_used;
+    uint32_t n_ff_shared; /* width of the expert that all tokens use; 0: none */
     uint32_t n_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;

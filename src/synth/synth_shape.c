@@ -53,6 +53,10 @@ static const struct sl_synth_shape shapes[] = {
      SIZES(                                        94, 4096,  1536, 64,  4, 128, 151936,  40960),
      .n_experts = 128, .n_experts_used = 8,
      .rope_base = 1000000, .norm_eps = 1e-6f, .vocab = SL_SYNTH_VOCAB_QWEN},
+    {.name = "qwen57b", .title = "Qwen 2 57B-A14B shape", .arch = SL_SYNTH_QWEN2MOE,
+     SIZES(                                        28, 3584,  2560, 28,  4, 128, 151936,  32768),
+     .n_experts = 64, .n_experts_used = 8, .n_ff_shared = 20480,
+     .rope_base = 1000000, .norm_eps = 1e-6f, .vocab = SL_SYNTH_VOCAB_QWEN},
     {.name = "mixtral", .title = "Mixtral 8x7B shape", .arch = SL_SYNTH_LLAMA,
      SIZES(                                        32, 4096, 14336, 32,  8, 128,  32000,  32768),
      .n_experts = 8, .n_experts_used = 2,
@@ -79,6 +83,10 @@ static const struct sl_synth_shape shapes[] = {
      SIZES(                                         8,  256,   512,  4,  1,  64,    384,   2048),
      .rope_base = 1000000, .norm_eps = 1e-6f, .rope_factor = 8, .window = 32,
      .vocab = SL_SYNTH_VOCAB_GEMMA},
+    {.name = "tiny-qwen2moe", .title = "Tiny Qwen 2 mixture", .arch = SL_SYNTH_QWEN2MOE,
+     SIZES(                                         4,  256,   256,  4,  2,  64,    320,   2048),
+     .n_experts = 12, .n_experts_used = 4, .n_ff_shared = 512,
+     .rope_base = 1000000, .norm_eps = 1e-6f, .vocab = SL_SYNTH_VOCAB_QWEN},
     {.name = "tiny-qwen3moe", .title = "Tiny Qwen 3 mixture", .arch = SL_SYNTH_QWEN3MOE,
      SIZES(                                         4,  256,   256,  4,  2,  64,    320,   2048),
      .n_experts = 16, .n_experts_used = 4,
@@ -92,8 +100,10 @@ static const struct sl_synth_shape shapes[] = {
 #define N_SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
 static const char *const arch_names[] = {
-    [SL_SYNTH_LLAMA] = "llama",   [SL_SYNTH_QWEN2] = "qwen2",       [SL_SYNTH_QWEN3] = "qwen3",
-    [SL_SYNTH_GEMMA3] = "gemma3", [SL_SYNTH_QWEN3MOE] = "qwen3moe", [SL_SYNTH_GPT_OSS] = "gpt-oss",
+    [SL_SYNTH_LLAMA] = "llama",       [SL_SYNTH_QWEN2] = "qwen2",
+    [SL_SYNTH_QWEN3] = "qwen3",       [SL_SYNTH_GEMMA3] = "gemma3",
+    [SL_SYNTH_QWEN3MOE] = "qwen3moe", [SL_SYNTH_GPT_OSS] = "gpt-oss",
+    [SL_SYNTH_QWEN2MOE] = "qwen2moe",
 };
 
 const struct sl_synth_shape *sl_synth_shape_at(size_t index)

@@ -170,6 +170,12 @@ static void add_mixture(const struct listing *l)
     add_experts(l, "ffn_gate_exps", ROLE_OTHER, s->n_embd, s->n_ff);
     add_experts(l, "ffn_up_exps", ROLE_OTHER, s->n_embd, s->n_ff);
     add_experts(l, "ffn_down_exps", ROLE_DOWN, s->n_ff, s->n_embd);
+    if (s->n_ff_shared > 0) {
+        add_vector(l, "ffn_gate_inp_shexp.weight", 0, s->n_embd);
+        add_matrix(l, "ffn_gate_shexp", ROLE_OTHER, s->n_embd, s->n_ff_shared);
+        add_matrix(l, "ffn_up_shexp", ROLE_OTHER, s->n_embd, s->n_ff_shared);
+        add_matrix(l, "ffn_down_shexp", ROLE_DOWN, s->n_ff_shared, s->n_embd);
+    }
     if (s->arch == SL_SYNTH_GPT_OSS) {
         add_vector(l, "ffn_gate_inp.bias", 0, s->n_experts);
         add_expert_biases(l, "ffn_gate_exps.bias", s->n_ff, 1);
@@ -188,7 +194,7 @@ static void add_layer(const struct listing *l)
     add_matrix(l, "attn_q", ROLE_OTHER, embd, q);
     add_matrix(l, "attn_k", ROLE_OTHER, embd, kv);
     add_matrix(l, "attn_v", ROLE_VALUE, embd, kv);
-    if (s->arch == SL_SYNTH_QWEN2 || s->arch == SL_SYNTH_GPT_OSS) {
+    if (s->arch == SL_SYNTH_QWEN2 || s->arch == SL_SYNTH_QWEN2MOE || s->arch == SL_SYNTH_GPT_OSS) {
         add_vector(l, "attn_q.bias", 0, q);
         add_vector(l, "attn_k.bias", 0, kv);
         add_vector(l, "attn_v.bias", 0, kv);

@@ -56,7 +56,8 @@ static double decode_ns(const struct sl_model *model, const struct sl_profile *p
 static void test_run(void **state)
 {
     (void)state;
-    static const char *const names[] = {"llama_tied_mixed", "gemma3", "qwen3moe", "gpt_oss"};
+    static const char *const names[] = {"llama_tied_mixed", "gemma3", "qwen2moe", "qwen3moe",
+                                        "gpt_oss"};
     for (size_t m = 0; m < 4; m++) {
         struct sluice_error err;
         struct sl_model *model = open_model(names[m]);

@@ -27,9 +27,9 @@
 #define MAX_MEAN_KL 1e-4
 static double kl_bound;
 
-static const char *const models[] = {"llama_freqs", "llama_bias", "qwen2_yarn",
-                                     "qwen3",       "gemma3",     "llama_tied_mixed",
-                                     "mixtral",     "qwen3moe",   "gpt_oss"};
+static const char *const models[] = {"llama_freqs", "llama_bias",       "qwen2_yarn", "qwen3",
+                                     "gemma3",      "llama_tied_mixed", "mixtral",    "qwen2moe",
+                                     "qwen3moe",    "gpt_oss"};
 #define N_MODELS (sizeof models / sizeof models[0])
 
 static struct sl_model *open_model(const char *name)

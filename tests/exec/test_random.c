@@ -44,7 +44,7 @@ static char path[512];
 static struct sl_model *make_model(int number)
 {
     static const char *const archs[] = {"llama",    "qwen2",    "qwen3",   "gemma3",
-                                        "qwen3moe", "qwen3moe", "gpt-oss", "llama"};
+                                        "qwen3moe", "qwen2moe", "gpt-oss", "llama"};
     static const char *const mixes[] = {"F16", "Q8_0", "Q4_0", "Q5_1", "BF16"};
     struct sluice_error err;
     struct sl_synth_options o = {.seed = (uint64_t)number + 1};

@@ -336,7 +336,7 @@ static bool play_once(const struct cast *c, uint64_t budget, enum sl_strategy st
 static void test_together(void **state)
 {
     (void)state;
-    static const char *const names[] = {"llama_freqs", "gemma3", "qwen3moe", "gpt_oss"};
+    static const char *const names[] = {"llama_freqs", "gemma3", "qwen2moe", "qwen3moe", "gpt_oss"};
     static const enum sl_strategy strategies[] = {SL_STRATEGY_STREAMED, SL_STRATEGY_FFN_STREAMED,
                                                   SL_STRATEGY_FFN_HOST, SL_STRATEGY_EXPERTS_SHARED,
                                                   SL_STRATEGY_RESIDENT};

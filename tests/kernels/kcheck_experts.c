@@ -93,7 +93,8 @@ static const struct {
     {1, 8, 128, 256, 96, SL_TYPE_Q4_0},  /* decode */
     {8, 8, 128, 256, 256, SL_TYPE_Q4_K}, /* the most tokens of decode */
     {130, 4, 32, 64, 96, SL_TYPE_MXFP4}, /* groups around the limit between rows and panels */
-    {150, 2, 8, 96, 64, SL_TYPE_F16},
+    {150, 2, 8, 96, 64, SL_TYPE_F16},    {1, 1, 1, 256, 512, SL_TYPE_Q4_0}, /* a shared expert */
+    {70, 1, 1, 256, 512, SL_TYPE_Q4_K},
 };
 
 static void set_shape(struct sl_op_experts *o, int n_embd, int n_ff, enum sl_type type)

@@ -147,7 +147,8 @@ int main(void)
         FIXTURE(llama_tied_mixed), FIXTURE(llama_bias), FIXTURE(llama_freqs),
         FIXTURE(llama_linear),     FIXTURE(llama_yarn), FIXTURE(llama_longrope),
         FIXTURE(qwen2_yarn),       FIXTURE(qwen3),      FIXTURE(gemma3),
-        FIXTURE(mixtral),          FIXTURE(qwen3moe),   FIXTURE(gpt_oss),
+        FIXTURE(mixtral),          FIXTURE(qwen2moe),   FIXTURE(qwen3moe),
+        FIXTURE(gpt_oss),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
