@@ -150,9 +150,9 @@ class Session:
     def context(self):
         """How generation slows down with depth, under a budget."""
         path = self.model("qwen30b", "Q4_0")
-        self.bench(path, 60, vram="4G", n_prompt="0", n_gen="32", n_depth="1024,16384",
-                   ctx_size="16448")
-        self.bench(path, 90, vram="8G", n_prompt="0", n_gen="32", n_depth="1024,65536",
+        self.bench(path, 150, vram="2G,4G,8G,12G", n_prompt="0", n_gen="32",
+                   n_depth="1024,4096,16384", ctx_size="16448")
+        self.bench(path, 90, 1, vram="8G", n_prompt="0", n_gen="32", n_depth="1024,65536",
                    ctx_size="65600")
 
     def parallel(self):

@@ -239,6 +239,7 @@ def provenance(rows):
 WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 40, 44
 OURS, PREDICTED, PEER = "#1f5fa8", "#8fb4dc", "#c06014"
+SHADES = ("#8fb4dc", "#1f5fa8", "#2a8a57", "#c06014", "#7a3fa0")
 
 
 def escape(text):
@@ -263,20 +264,16 @@ def curve(points, color, filled):
     return svg
 
 
-def figure(title, rows):
-    """Speed over budget, on a logarithmic axis: measured, predicted, peer."""
-    budgets = sorted({budget_order(r) for r in rows})
-    series = [("Sluice", "value", OURS, True), ("predicted", "predicted", PREDICTED, False)]
-    peers = sorted({r.get("peer") or "peer" for r in rows if r.get("peer_value")})
-    if peers:
-        series.append((", ".join(peers), "peer_value", PEER, True))
-    values = [r[name] for r in rows for _, name, _, _ in series if r.get(name)]
+def plot(title, x_label, ticks, series):
+    """Speeds on a logarithmic axis. `ticks`: texts along the other one; `series`: (label, color,
+    filled, labelled, [(index of the tick, value)])."""
+    values = [value for *_, points in series for _, value in points]
     low, high = math.log10(min(values)), math.log10(max(values))
     low, high = math.floor(low * 2) / 2, max(math.ceil(high * 2) / 2, math.floor(low * 2) / 2 + 0.5)
     plot_width, plot_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
-    def x_of(budget):
-        return LEFT + plot_width * (budgets.index(budget) + 0.5) / len(budgets)
+    def x_of(index):
+        return LEFT + plot_width * (index + 0.5) / len(ticks)
 
     def y_of(value):
         return TOP + plot_height * (high - math.log10(value)) / (high - low)
@@ -292,22 +289,46 @@ def figure(title, rows):
                 svg += (f'<line x1="{LEFT}" x2="{LEFT + plot_width}" y1="{y:.1f}" y2="{y:.1f}" '
                         'stroke="#ddd"/>\n')
                 svg += text_at(LEFT - 8, y + 4, f"{value:g}", "end", 11, "#555")
-    for budget in budgets:
-        svg += text_at(x_of(budget), HEIGHT - BOTTOM + 20,
-                       budget_text(None if budget == math.inf else budget))
-    svg += text_at(LEFT + plot_width / 2, HEIGHT - 6, "VRAM budget", size=11, color="#555")
-    for index, (label, name, color, filled) in enumerate(series):
-        points = [(x_of(budget_order(r)), y_of(r[name]), r[name])
-                  for r in sorted(rows, key=budget_order) if r.get(name)]
-        svg += curve(points, color, filled)
-        if name != "predicted":
-            for x, y, value in points:
-                svg += text_at(x, y - 9 if name == "value" else y + 18, number(value), size=11,
-                               color=color)
-        y = TOP + 20 * index + 6
+    for index, text in enumerate(ticks):
+        svg += text_at(x_of(index), HEIGHT - BOTTOM + 20, text)
+    svg += text_at(LEFT + plot_width / 2, HEIGHT - 6, x_label, size=11, color="#555")
+    for line, (label, color, filled, labelled, points) in enumerate(series):
+        svg += curve([(x_of(i), y_of(value), value) for i, value in points], color, filled)
+        for i, value in points if labelled else []:
+            svg += text_at(x_of(i), y_of(value) + labelled, number(value), size=11, color=color)
+        y = TOP + 20 * line + 6
         svg += curve([(WIDTH - RIGHT + 14, y, 0)], color, filled)
         svg += text_at(WIDTH - RIGHT + 26, y + 4, label, "start")
     return svg + "</svg>\n"
+
+
+def budget_figure(title, rows):
+    """Speed over the budget: measured, predicted, peer."""
+    rows = sorted(rows, key=budget_order)
+    budgets = sorted({budget_order(r) for r in rows})
+    peers = ", ".join(sorted({r.get("peer") or "peer" for r in rows if r.get("peer_value")}))
+    series = []
+    for label, name, color, filled, labelled in (
+            ("Sluice", "value", OURS, True, -9), ("predicted", "predicted", PREDICTED, False, 0),
+            (peers, "peer_value", PEER, True, 18)):
+        points = [(budgets.index(budget_order(r)), r[name]) for r in rows if r.get(name)]
+        if points:
+            series.append((label, color, filled, labelled, points))
+    ticks = [budget_text(None if b == math.inf else b) for b in budgets]
+    return plot(title, "VRAM budget", ticks, series)
+
+
+def depth_figure(title, rows):
+    """Speed over depth, a curve for each budget."""
+    depths = sorted({r["depth"] for r in rows})
+    budgets = sorted({budget_order(r) for r in rows})
+    series = []
+    for index, budget in enumerate(budgets):
+        points = [(depths.index(r["depth"]), r["value"])
+                  for r in sorted(rows, key=lambda r: r["depth"]) if budget_order(r) == budget]
+        text = budget_text(None if budget == math.inf else budget)
+        series.append((text, SHADES[index % len(SHADES)], True, -9, points))
+    return plot(title, "tokens in the cache", [f"{d:,}" for d in depths], series)
 
 
 def slug(text):
@@ -315,17 +336,25 @@ def slug(text):
 
 
 def figures_of(model, rows, stem):
-    """Every test of a model that was measured at two budgets or more: (file name, title, svg)."""
-    tests = {}
+    """Every test of a model at two budgets or more, and generation at two depths or more: (file
+    name, title, svg)."""
+    tests, deep = {}, {}
     for row in rows:
         tests.setdefault((row["metric"], row.get("prompt_tokens") or 0, row.get("depth") or 0,
                           batch(row)), []).append(row)
+        if row["metric"] == "decode_tps" and row.get("depth") and batch(row) == 1:
+            deep.setdefault(budget_order(row), []).append(row)
     out = []
     for key in sorted(tests):
         group = tests[key]
         if len({budget_order(r) for r in group}) >= 2 and all(r["value"] > 0 for r in group):
             title = f"{model}, {tokens_text(group[0])}: tokens/s over the VRAM budget"
-            out.append((f"{stem}-{slug(tokens_text(group[0]))}.svg", title, figure(title, group)))
+            out.append((f"{stem}-{slug(tokens_text(group[0]))}.svg", title,
+                        budget_figure(title, group)))
+    group = [r for rows in deep.values() if len({r["depth"] for r in rows}) >= 2 for r in rows]
+    if group:
+        title = f"{model}: tokens/s of generation over the depth"
+        out.append((f"{stem}-over-depth.svg", title, depth_figure(title, group)))
     return out
 
 
