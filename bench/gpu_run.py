@@ -4,7 +4,7 @@
 
     bench/gpu_run.py --bin DIR --out FILE.json --tmp /dev/shm JOB...
 
-JOB: checks | dense | mixture | skew | context | parallel | depth | cpu | kernels |
+JOB: checks | dense | mixture | skew | context | parallel | depth | copies | cpu | kernels |
      FILE.gguf (a real model: KL to the CPU and perplexity).
 Every job's rows go into FILE.json (bench/results), beside the figures of peers where there are any.
 Only the standard library is needed.
@@ -54,6 +54,21 @@ CPU_PEER_VALUES = {
 BUDGETS = "2G,4G,8G,12G,auto"
 TEXT = "/usr/share/common-licenses/GPL-3"
 SHAPES = [("minitron8b", "F16"), ("llama8b", "Q4_K")]
+
+
+def copy_row(path, n_tokens):
+    """Of the last pass of so many tokens in a trace: bytes to VRAM over its whole time, and the
+    share of that time in which the copy engine was at work."""
+    with open(path, encoding="utf-8") as f:
+        events = [e for e in json.load(f)["traceEvents"]
+                  if e["ph"] == "X" and e["pid"] == 1 and e["args"]["tokens"] == n_tokens]
+    last = max(e["args"]["pass"] for e in events)
+    events = [e for e in events if e["args"]["pass"] == last]
+    whole = next(e["dur"] for e in events if e["tid"] == 0)
+    copies = [e for e in events if e["tid"] == 4]
+    return {"metric": "copy_rate", "unit": "GB/s", "prompt_tokens": n_tokens,
+            "value": sum(e["args"]["bytes"] for e in copies) / whole / 1e3,
+            "limit_fraction": sum(e["dur"] for e in copies) / whole}
 
 
 class Session:
@@ -163,6 +178,23 @@ class Session:
     def depth(self):
         self.bench(self.model("llama8b", "Q4_K"), 100, vram="auto", n_prompt="0", n_gen="64",
                    n_depth="32768")
+
+    def copies(self):
+        """How busy the copy engine is where a whole model is streamed."""
+        path = self.model("minitron8b", "F16")
+        trace = os.path.join(self.args.tmp, "trace.json")
+        for n_prompt in ("512", "1024", "2048"):
+            command = [self.program("sluice"), "bench", "-m", path, "--strategy", "streamed", "--vram",
+                       "2G", "-p", n_prompt, "-n", "0", "-r", "2", "-c", "2112", "--trace", trace]
+            if self.run(command, 60) is None:
+                continue
+            row = copy_row(trace, int(n_prompt))
+            first = self.rows[0] if self.rows else {}
+            row.update(date=str(datetime.date.today()), device="cuda", commit=first.get("commit"),
+                       machine=first.get("machine"), threads=self.args.threads,
+                       model=os.path.basename(path), budget_mib=2048,
+                       command="sluice " + " ".join(command[1:]).replace(self.args.tmp + "/", ""))
+            self.add(row)
 
     def cpu(self):
         """The processor of the machine alone."""

@@ -28,6 +28,7 @@ NUMBERS = ("value", "spread", "predicted", "limit_fraction", "peak_vram_mib", "p
            "budget_mib", "prompt_tokens", "generated_tokens", "depth", "batch", "threads", "runs")
 SPEEDS = ("prefill_tps", "decode_tps")
 NAMES = {"kl": "mean KL divergence from the run on the CPU",
+         "copy_rate": "copies to VRAM while a whole model is streamed",
          "kl_exact": "mean KL divergence from a run without rounding of activations"}
 
 INTRO = """# Performance
@@ -182,6 +183,8 @@ def speed_table(rows):
 
 def other_name(row):
     name = NAMES.get(row["metric"], row["metric"])
+    if row["metric"] == "copy_rate":
+        return f"{name}, prompt of {row['prompt_tokens']} (copy engine busy {percent(row['limit_fraction'])})"
     return name + (f", passes of {row['batch']}" if batch(row) > 1 or "exact" in row["metric"] else "")
 
 
