@@ -56,13 +56,13 @@ TEXT = "/usr/share/common-licenses/GPL-3"
 SHAPES = [("minitron8b", "F16"), ("llama8b", "Q4_K")]
 
 
-def copy_row(path, n_tokens):
-    """Of the last pass of so many tokens in a trace: bytes to VRAM over its whole time, and the
+def copy_row(path):
+    """Of the last of the longest passes in a trace: bytes to VRAM over its whole time, and the
     share of that time in which the copy engine was at work."""
     with open(path, encoding="utf-8") as f:
         events = [e for e in json.load(f)["traceEvents"]
-                  if e["ph"] == "X" and e["pid"] == 1 and e["args"]["tokens"] == n_tokens]
-    last = max(e["args"]["pass"] for e in events)
+                  if e["ph"] == "X" and e["pid"] == 1]
+    n_tokens, last = max((e["args"]["tokens"], e["args"]["pass"]) for e in events)
     events = [e for e in events if e["args"]["pass"] == last]
     whole = next(e["dur"] for e in events if e["tid"] == 0)
     copies = [e for e in events if e["tid"] == 4]
@@ -188,7 +188,7 @@ class Session:
                        "2G", "-p", n_prompt, "-n", "0", "-r", "2", "-c", "2112", "--trace", trace]
             if self.run(command, 60) is None:
                 continue
-            row = copy_row(trace, int(n_prompt))
+            row = copy_row(trace)
             first = self.rows[0] if self.rows else {}
             row.update(date=str(datetime.date.today()), device="cuda", commit=first.get("commit"),
                        machine=first.get("machine"), threads=self.args.threads,
