@@ -2,7 +2,7 @@
  *
  * The profile of a model on a machine: the shards of the model, as the lists of operators that
  * passes run, timed on the CPU and on the device beside what the machine's profile makes of them.
- * The ratio goes into the profile, by kind of shard and tier (struct sl_profile.shard_factor).
+ * The ratio goes into the profile, by kind of work and tier (struct sl_profile.work_factor).
  * Takes about a second; kept like the machine's profile.
  */
 #ifndef SL_EXEC_CALIBRATE_H
@@ -31,6 +31,9 @@ enum sluice_status sl_calibrate_run(struct sl_profile *profile, const struct sl_
  * the machine's profile then. */
 void sl_calibrate_get(struct sl_profile *profile, const struct sl_model *model,
                       const struct sl_calibrate_options *options);
+/* Keep factors that passes have corrected, in the place of those that sl_calibrate_get gave. */
+void sl_calibrate_keep(const struct sl_profile *profile, const struct sl_model *model,
+                       const struct sl_calibrate_options *options);
 /* Only the kept one, if there is one. */
 void sl_calibrate_load(struct sl_profile *profile, const struct sl_model *model);
 

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/median.h"
 #include "base/mem.h"
+#include "exec/timer.h"
 
 #define MIB (1u << 20)
 #define N_COLS 4096
@@ -50,8 +51,8 @@ struct bench {
     bool registered;
     /* Device. */
     const struct sl_device_vtable *vt;
-    struct sl_stream *compute, *copy;
-    struct sl_event *start, *stop;
+    struct sl_timer timer; /* its stream is the compute stream */
+    struct sl_stream *copy;
     uint8_t *mem;
     uint8_t *d_weights, *d_scratch, *d_sink;
     float *d_x, *d_y;
@@ -228,63 +229,21 @@ static enum sluice_status time_cpu_busy(struct bench *b, struct sl_op op, double
     return b->vt->stream_sync(b->o->device, b->copy, b->err);
 }
 
-/* Queue the list: as a graph where the device has them, since passes that are short enough for
- * launches to count are replayed as graphs too. */
-static enum sluice_status queue_ops(struct bench *b, const struct sl_op *ops, int n,
-                                    struct sl_graph **graph)
-{
-    struct sl_device *const dev = b->o->device;
-    if (!b->vt->graph_begin) {
-        return b->vt->run(dev, b->compute, ops, n, b->d_scratch, b->err);
-    }
-    if (!*graph) {
-        SL_TRY(b->vt->graph_begin(dev, b->compute, b->err));
-        const enum sluice_status status = b->vt->run(dev, b->compute, ops, n, b->d_scratch, b->err);
-        if (status != SLUICE_STATUS_OK) {
-            (void)b->vt->graph_end(dev, b->compute, graph, NULL);
-            return status;
-        }
-        SL_TRY(b->vt->graph_end(dev, b->compute, graph, b->err));
-    }
-    return b->vt->graph_launch(dev, b->compute, *graph, b->err);
-}
-
-static enum sluice_status time_list(struct bench *b, const struct sl_op *ops, int n,
-                                    struct sl_graph **graph, double *out)
-{
-    double ns[3];
-    for (int r = -1; r < 3; r++) { /* the first one loads the code */
-        SL_TRY(b->vt->event_record(b->o->device, b->start, b->compute, b->err));
-        SL_TRY(queue_ops(b, ops, n, graph));
-        SL_TRY(b->vt->event_record(b->o->device, b->stop, b->compute, b->err));
-        SL_TRY(b->vt->stream_sync(b->o->device, b->compute, b->err));
-        uint64_t elapsed = 0;
-        SL_TRY(b->vt->event_elapsed(b->o->device, b->start, b->stop, &elapsed, b->err));
-        if (r >= 0) {
-            ns[r] = (double)elapsed / n;
-        }
-    }
-    *out = sl_median(ns, 3);
-    return SLUICE_STATUS_OK;
-}
-
-/* Median time of one op in a list of n on the device, each on other bytes. */
+/* Median time of one op in a list of n on the device, each on other bytes. As a graph, since passes
+ * that are short enough for launches to count are replayed as graphs too. */
 static enum sluice_status time_gpu(struct bench *b, struct sl_op op, int n, double *out)
 {
     struct sl_op ops[MAX_BATCH];
-    struct sl_graph *graph = NULL;
     set_positions(b->pos, &op);
-    SL_TRY(b->vt->copy_to_device(b->o->device, b->compute, b->d_pos, b->pos,
+    SL_TRY(b->vt->copy_to_device(b->o->device, b->timer.stream, b->d_pos, b->pos,
                                  (size_t)op.n_tokens * sizeof(int32_t), b->err));
     for (int i = 0; i < n; i++) {
         ops[i] = op;
         bind_op(&ops[i], device_cold(b, op_cold_bytes(&op)), b->d_x, b->d_y, b->d_pos);
     }
-    const enum sluice_status status = time_list(b, ops, n, &graph, out);
-    if (graph) {
-        b->vt->graph_destroy(b->o->device, graph);
-    }
-    return status;
+    SL_TRY(sl_timer_list(&b->timer, ops, n, b->d_scratch, true, out, b->err));
+    *out /= n;
+    return SLUICE_STATUS_OK;
 }
 
 /* How many products make a list that no cache holds. */
@@ -354,7 +313,7 @@ static enum sluice_status copy_rate(struct bench *b, size_t bytes, bool down, do
     double rates[3];
     const int n = bytes >= 16 * MIB ? 2 : 8;
     for (int r = 0; r < 3; r++) {
-        SL_TRY(b->vt->event_record(b->o->device, b->start, b->copy, b->err));
+        SL_TRY(b->vt->event_record(b->o->device, b->timer.start, b->copy, b->err));
         for (int i = 0; i < n; i++) {
             if (down) {
                 SL_TRY(b->vt->copy_to_host(b->o->device, b->copy, cold(b, bytes), b->d_sink, bytes,
@@ -364,10 +323,10 @@ static enum sluice_status copy_rate(struct bench *b, size_t bytes, bool down, do
                                              bytes, b->err));
             }
         }
-        SL_TRY(b->vt->event_record(b->o->device, b->stop, b->copy, b->err));
+        SL_TRY(b->vt->event_record(b->o->device, b->timer.stop, b->copy, b->err));
         SL_TRY(b->vt->stream_sync(b->o->device, b->copy, b->err));
         uint64_t ns = 0;
-        SL_TRY(b->vt->event_elapsed(b->o->device, b->start, b->stop, &ns, b->err));
+        SL_TRY(b->vt->event_elapsed(b->o->device, b->timer.start, b->timer.stop, &ns, b->err));
         rates[r] = 1e9 * (double)bytes * n / (double)(ns ? ns : 1);
     }
     *out = sl_median(rates, 3);
@@ -378,9 +337,9 @@ static enum sluice_status copy_rate(struct bench *b, size_t bytes, bool down, do
 static enum sluice_status queue_round(struct bench *b, const struct sl_op *op, size_t bytes)
 {
     struct sl_device *const dev = b->o->device;
-    SL_TRY(b->vt->copy_to_device(dev, b->compute, b->d_x, b->buffer, bytes, b->err));
-    SL_TRY(b->vt->run(dev, b->compute, op, 1, b->d_scratch, b->err));
-    return b->vt->copy_to_host(dev, b->compute, b->buffer, b->d_y, bytes, b->err);
+    SL_TRY(b->vt->copy_to_device(dev, b->timer.stream, b->d_x, b->buffer, bytes, b->err));
+    SL_TRY(b->vt->run(dev, b->timer.stream, op, 1, b->d_scratch, b->err));
+    return b->vt->copy_to_host(dev, b->timer.stream, b->buffer, b->d_y, bytes, b->err);
 }
 
 static enum sluice_status time_rounds(struct bench *b, const struct sl_op *op, size_t bytes,
@@ -390,10 +349,10 @@ static enum sluice_status time_rounds(struct bench *b, const struct sl_op *op, s
     double ns[9];
     for (int i = 0; i < 9; i++) {
         const uint64_t start = sl_clock_now_ns();
-        SL_TRY(graph ? b->vt->graph_launch(dev, b->compute, graph, b->err)
+        SL_TRY(graph ? b->vt->graph_launch(dev, b->timer.stream, graph, b->err)
                      : queue_round(b, op, bytes));
-        SL_TRY(b->vt->event_record(dev, b->stop, b->compute, b->err));
-        SL_TRY(b->vt->event_sync(dev, b->stop, b->err));
+        SL_TRY(b->vt->event_record(dev, b->timer.stop, b->timer.stream, b->err));
+        SL_TRY(b->vt->event_sync(dev, b->timer.stop, b->err));
         ns[i] = (double)(sl_clock_now_ns() - start);
     }
     b->p->hop_ns = sl_median(ns, 9);
@@ -410,15 +369,15 @@ static enum sluice_status measure_hop(struct bench *b)
     double issue[9];
     for (int i = 0; i < 9; i++) {
         const uint64_t start = sl_clock_now_ns();
-        SL_TRY(b->vt->run(dev, b->compute, &op, 1, b->d_scratch, b->err));
+        SL_TRY(b->vt->run(dev, b->timer.stream, &op, 1, b->d_scratch, b->err));
         issue[i] = (double)(sl_clock_now_ns() - start);
     }
     b->p->issue_ns = sl_median(issue, 9);
     struct sl_graph *graph = NULL;
     if (b->vt->graph_begin && b->registered) {
-        SL_TRY(b->vt->graph_begin(dev, b->compute, b->err));
+        SL_TRY(b->vt->graph_begin(dev, b->timer.stream, b->err));
         const enum sluice_status queued = queue_round(b, &op, bytes);
-        const enum sluice_status ended = b->vt->graph_end(dev, b->compute, &graph, b->err);
+        const enum sluice_status ended = b->vt->graph_end(dev, b->timer.stream, &graph, b->err);
         SL_TRY(ended);
         if (queued != SLUICE_STATUS_OK) {
             b->vt->graph_destroy(dev, graph);
@@ -447,14 +406,9 @@ static enum sluice_status measure_mapped(struct bench *b)
         ops[i] = op;
         bind_op(&ops[i], cold(b, op_cold_bytes(&op)), b->d_x, b->d_y, b->d_pos);
     }
-    struct sl_graph *graph = NULL;
     double ns = 0;
-    const enum sluice_status status = time_list(b, ops, 4, &graph, &ns);
-    if (graph) {
-        b->vt->graph_destroy(b->o->device, graph);
-    }
-    SL_TRY(status);
-    b->p->mapped_bytes_per_s = 1e9 * (double)op_cold_bytes(&op) / fmax(ns, 1);
+    SL_TRY(sl_timer_list(&b->timer, ops, 4, b->d_scratch, true, &ns, b->err));
+    b->p->mapped_bytes_per_s = 4e9 * (double)op_cold_bytes(&op) / fmax(ns, 1);
     return tick(b, "system memory read by the GPU");
 }
 
@@ -468,13 +422,13 @@ static enum sluice_status measure_link(struct bench *b)
     /* The same copy while the CPU reads: queue it, read, and see when it is done. */
     const size_t bytes = sl_copy_sizes[SL_N_COPY_SIZES - 1];
     struct reader r = {.data = (const uint64_t *)b->buffer, .n = b->host.buffer_bytes / 8};
-    SL_TRY(b->vt->event_record(b->o->device, b->start, b->copy, b->err));
+    SL_TRY(b->vt->event_record(b->o->device, b->timer.start, b->copy, b->err));
     SL_TRY(b->vt->copy_to_device(b->o->device, b->copy, b->d_sink, cold(b, bytes), bytes, b->err));
-    SL_TRY(b->vt->event_record(b->o->device, b->stop, b->copy, b->err));
+    SL_TRY(b->vt->event_record(b->o->device, b->timer.stop, b->copy, b->err));
     run_on_pool(b, read_all, &r);
     SL_TRY(b->vt->stream_sync(b->o->device, b->copy, b->err));
     uint64_t ns = 0;
-    SL_TRY(b->vt->event_elapsed(b->o->device, b->start, b->stop, &ns, b->err));
+    SL_TRY(b->vt->event_elapsed(b->o->device, b->timer.start, b->timer.stop, &ns, b->err));
     const double busy = 1e9 * (double)bytes / (double)(ns ? ns : 1);
     b->p->copy_busy_factor = fmin(1.0, busy / b->p->h2d_bytes_per_s[SL_N_COPY_SIZES - 1]);
 
@@ -482,14 +436,14 @@ static enum sluice_status measure_link(struct bench *b)
     const int n_copies = 8; /* one alone is too short to be timed */
     for (int i = -1; i < n_copies; i++) {
         if (i == 0) {
-            SL_TRY(b->vt->event_record(b->o->device, b->start, b->copy, b->err));
+            SL_TRY(b->vt->event_record(b->o->device, b->timer.start, b->copy, b->err));
         }
         SL_TRY(b->vt->copy_on_device(b->o->device, b->copy, b->d_weights, b->d_weights + piece,
                                      piece, b->err));
     }
-    SL_TRY(b->vt->event_record(b->o->device, b->stop, b->copy, b->err));
+    SL_TRY(b->vt->event_record(b->o->device, b->timer.stop, b->copy, b->err));
     SL_TRY(b->vt->stream_sync(b->o->device, b->copy, b->err));
-    SL_TRY(b->vt->event_elapsed(b->o->device, b->start, b->stop, &ns, b->err));
+    SL_TRY(b->vt->event_elapsed(b->o->device, b->timer.start, b->timer.stop, &ns, b->err));
     b->p->vram_bytes_per_s = 2e9 * (double)piece * n_copies / (double)(ns ? ns : 1);
     SL_TRY(measure_hop(b));
     return measure_mapped(b);
@@ -693,39 +647,30 @@ static enum sluice_status init_device(struct bench *b)
     b->d_y = b->d_x + floats;
     b->d_pos = (int32_t *)(b->d_y + floats);
     b->d_scratch = (uint8_t *)b->d_pos + 65536;
-    SL_TRY(b->vt->stream_create(dev, &b->compute, b->err));
+    SL_TRY(sl_timer_init(&b->timer, dev, b->err));
     SL_TRY(b->vt->stream_create(dev, &b->copy, b->err));
-    SL_TRY(b->vt->event_create(dev, true, &b->start, b->err));
-    SL_TRY(b->vt->event_create(dev, true, &b->stop, b->err));
     b->registered =
         b->vt->host_register(dev, b->buffer, b->host.buffer_bytes, false, NULL) == SLUICE_STATUS_OK;
-    SL_TRY(b->vt->copy_to_device(dev, b->compute, b->d_weights, b->buffer, b->dev.weights_bytes,
-                                 b->err));
+    SL_TRY(b->vt->copy_to_device(dev, b->timer.stream, b->d_weights, b->buffer,
+                                 b->dev.weights_bytes, b->err));
     const size_t x_bytes = floats * sizeof(float);
     const size_t host_bytes = activation_floats(&b->host) * sizeof(float);
     for (size_t at = 0; at < x_bytes; at += host_bytes) {
         const size_t n = x_bytes - at < host_bytes ? x_bytes - at : host_bytes;
-        SL_TRY(b->vt->copy_to_device(dev, b->compute, (uint8_t *)b->d_x + at, b->x, n, b->err));
+        SL_TRY(
+            b->vt->copy_to_device(dev, b->timer.stream, (uint8_t *)b->d_x + at, b->x, n, b->err));
     }
-    return b->vt->stream_sync(dev, b->compute, b->err);
+    return b->vt->stream_sync(dev, b->timer.stream, b->err);
 }
 
 static void finish(struct bench *b)
 {
     if (b->vt) {
         struct sl_device *const dev = b->o->device;
-        struct sl_stream *const streams[] = {b->compute, b->copy};
-        for (int i = 0; i < 2; i++) {
-            if (streams[i]) {
-                b->vt->stream_sync(dev, streams[i], NULL);
-                b->vt->stream_destroy(dev, streams[i]);
-            }
-        }
-        if (b->start) {
-            b->vt->event_destroy(dev, b->start);
-        }
-        if (b->stop) {
-            b->vt->event_destroy(dev, b->stop);
+        sl_timer_finish(&b->timer);
+        if (b->copy) {
+            b->vt->stream_sync(dev, b->copy, NULL);
+            b->vt->stream_destroy(dev, b->copy);
         }
         if (b->registered) {
             b->vt->host_unregister(dev, b->buffer);

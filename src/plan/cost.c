@@ -28,18 +28,11 @@ static struct sl_shard_bind bind_for_cost(const struct sl_search *s, int32_t n_t
                                          .head_dim = (int32_t)hp->head_dim}};
 }
 
-/* Time of an op on a unit. Tokens of as many sequences read a cache each. */
-static double op_ns(const struct sl_search *s, enum sl_unit unit, const struct sl_op *op,
-                    int32_t depth)
+static double list_ns(const struct sl_search *s, enum sl_unit unit, const struct sl_op *ops,
+                      int n_ops, int32_t n_tokens)
 {
-    const int32_t n = sl_search_sequences(s, op->n_tokens);
-    if (op->kind != SL_OP_ATTENTION || n == 1) {
-        return sl_profile_op_ns(s->profile, unit, op, depth);
-    }
-    struct sl_op one = *op;
-    one.n_tokens = 1;
-    const double fixed = s->profile->op_ns[unit];
-    return fixed + n * (sl_profile_op_ns(s->profile, unit, &one, depth) - fixed);
+    return sl_profile_list_ns(s->profile, unit, ops, n_ops, s->depth,
+                              sl_search_sequences(s, n_tokens));
 }
 
 struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_shard *shard,
@@ -48,31 +41,27 @@ struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_sh
     const struct sl_shard_bind bind = bind_for_cost(s, n_tokens);
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const int n_ops = sl_shard_build(s->model, shard, &bind, ops);
-    struct sl_shard_cost cost = {0};
-    int32_t depth = s->depth;
-    for (int i = 0; i < n_ops; i++) {
-        cost.cpu_ns += op_ns(s, SL_UNIT_CPU, &ops[i], depth);
-        cost.cpu_busy_ns += op_ns(s, SL_UNIT_CPU_BUSY, &ops[i], depth);
-        cost.gpu_ns += op_ns(s, SL_UNIT_GPU, &ops[i], depth);
-        /* Later pieces of a long pass look back on the earlier ones. */
-        depth += ops[i].kind == SL_OP_ATTENTION ? ops[i].n_tokens : 0;
-    }
+    const double(*const factor)[SL_N_WORKS][SL_N_TIERS] = s->profile->work_factor;
+    const int32_t tier = tier_of(n_tokens);
+    const bool graphs = n_tokens <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1];
+    struct sl_shard_cost cost = {
+        .cpu_ns =
+            factor[SL_UNIT_CPU][shard->kind][tier] * list_ns(s, SL_UNIT_CPU, ops, n_ops, n_tokens),
+        .cpu_busy_ns = factor[SL_UNIT_CPU_BUSY][shard->kind][tier] *
+                       list_ns(s, SL_UNIT_CPU_BUSY, ops, n_ops, n_tokens),
+        .gpu_ns =
+            factor[SL_UNIT_GPU][shard->kind][tier] * list_ns(s, SL_UNIT_GPU, ops, n_ops, n_tokens),
+        .issue_ns = (graphs ? 1 : n_ops) * s->profile->issue_ns,
+    };
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         if (shard->weights[w].name) {
             cost.copy_ns += sl_profile_copy_ns(s->profile, shard->weights[w].bytes);
         }
     }
-    const double(*const factor)[SL_N_SHARD_KINDS][SL_N_TIERS] = s->profile->shard_factor;
-    const int32_t tier = tier_of(n_tokens);
-    cost.cpu_ns *= factor[SL_UNIT_CPU][shard->kind][tier];
-    cost.cpu_busy_ns *= factor[SL_UNIT_CPU_BUSY][shard->kind][tier];
-    cost.gpu_ns *= factor[SL_UNIT_GPU][shard->kind][tier];
-    const bool graphs = n_tokens <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1];
-    cost.issue_ns = (graphs ? 1 : n_ops) * s->profile->issue_ns;
     return cost;
 }
 
-/* Time of one part of a mixture on a unit. */
+/* Time of one part of a mixture on a unit, by the machine's profile. */
 static double part_ns(const struct sl_search *s, const struct sl_shard *shard, int32_t n_tokens,
                       enum sl_shard_part part, enum sl_unit unit)
 {
@@ -82,11 +71,7 @@ static double part_ns(const struct sl_search *s, const struct sl_shard *shard, i
     bind.at_hand = &some;
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const int n_ops = sl_shard_build(s->model, shard, &bind, ops);
-    double ns = 0;
-    for (int i = 0; i < n_ops; i++) {
-        ns += sl_profile_op_ns(s->profile, unit, &ops[i], s->depth);
-    }
-    return ns * s->profile->shard_factor[unit][SL_SHARD_FFN][tier_of(n_tokens)];
+    return list_ns(s, unit, ops, n_ops, n_tokens);
 }
 
 struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct sl_shard *shard,
@@ -94,22 +79,29 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
 {
     const struct sl_hparams *const hp = &s->model->hp;
     const struct sl_profile *const p = s->profile;
-    const double read = sl_profile_experts_read(hp->n_experts, hp->n_experts_used, n_tokens);
+    const double(*const factor)[SL_N_WORKS][SL_N_TIERS] = p->work_factor;
     const int32_t tier = tier_of(n_tokens);
-    const double gpu = p->shard_factor[SL_UNIT_GPU][SL_SHARD_FFN][tier];
-    const double cpu = p->shard_factor[SL_UNIT_CPU][SL_SHARD_FFN][tier];
-    struct sl_mixture_cost m = {
-        .route_ns = part_ns(s, shard, n_tokens, SL_PART_ROUTE, SL_UNIT_GPU),
-        .fixed_ns = 2 * p->op_ns[SL_UNIT_GPU] * gpu,
-        .host_fixed_ns = 2 * p->op_ns[SL_UNIT_CPU] * cpu,
+    const double read = sl_profile_experts_read(hp->n_experts, hp->n_experts_used, n_tokens);
+    /* Fixed costs and experts of each unit, as the machine's profile has them. */
+    double fixed[SL_N_UNITS], experts[SL_N_UNITS];
+    for (int u = 0; u < SL_N_UNITS; u++) {
+        const enum sl_shard_part part = u == SL_UNIT_GPU ? SL_PART_OWN : SL_PART_OTHERS;
+        fixed[u] = 2 * p->op_ns[u];
+        experts[u] = part_ns(s, shard, n_tokens, part, (enum sl_unit)u) - fixed[u];
+        fixed[u] *= factor[u][SL_WORK_FIXED][tier];
+        experts[u] *= factor[u][SL_WORK_EXPERTS][tier];
+    }
+    return (struct sl_mixture_cost){
+        .route_ns = part_ns(s, shard, n_tokens, SL_PART_ROUTE, SL_UNIT_GPU) *
+                    factor[SL_UNIT_GPU][SL_WORK_ROUTE][tier],
+        .fixed_ns = fixed[SL_UNIT_GPU],
+        .experts_ns = experts[SL_UNIT_GPU],
+        .host_fixed_ns = fixed[SL_UNIT_CPU],
+        .host_ns = experts[SL_UNIT_CPU],
+        .host_busy_ns = experts[SL_UNIT_CPU_BUSY],
         .read_bytes = read * (double)shard->expert_bytes,
         .base_copy_ns = sl_profile_copy_ns(p, shard->base_bytes),
     };
-    m.experts_ns = part_ns(s, shard, n_tokens, SL_PART_OWN, SL_UNIT_GPU) - m.fixed_ns;
-    m.host_ns = part_ns(s, shard, n_tokens, SL_PART_OTHERS, SL_UNIT_CPU) - m.host_fixed_ns;
-    m.host_busy_ns = part_ns(s, shard, n_tokens, SL_PART_OTHERS, SL_UNIT_CPU_BUSY) -
-                     2 * p->op_ns[SL_UNIT_CPU_BUSY] * cpu;
-    return m;
 }
 
 /* What a mixture's layer costs when part of its experts have slots: chosen evenly, as far as the

@@ -19,7 +19,7 @@ const int32_t sl_tier_tokens[SL_N_TIERS] = {1, 4, 16, 64, 256, 512, 1024, 2048, 
 const size_t sl_copy_sizes[SL_N_COPY_SIZES] = {64u << 10, 256u << 10, 1u << 20, 4u << 20,
                                                64u << 20};
 
-#define PROFILE_VERSION 6
+#define PROFILE_VERSION 7
 #define MIB 1048576.0
 
 static const char *const unit_names[SL_N_UNITS] = {"cpu", "cpu_busy", "gpu"};
@@ -178,16 +178,33 @@ double sl_profile_op_ns(const struct sl_profile *profile, enum sl_unit unit, con
     }
 }
 
-double sl_profile_copy_ns(const struct sl_profile *profile, size_t bytes)
+double sl_profile_list_ns(const struct sl_profile *profile, enum sl_unit unit,
+                          const struct sl_op *ops, int n_ops, int32_t depth, int32_t n_seqs)
 {
-    if (profile->h2d_bytes_per_s[0] <= 0) {
-        return 0;
+    const double fixed = profile->op_ns[unit];
+    double ns = 0;
+    for (int i = 0; i < n_ops; i++) {
+        const bool attention = ops[i].kind == SL_OP_ATTENTION;
+        if (attention && n_seqs > 1) {
+            struct sl_op one = ops[i]; /* each sequence reads a cache of its own */
+            one.n_tokens = 1;
+            ns += fixed + n_seqs * (sl_profile_op_ns(profile, unit, &one, depth) - fixed);
+            continue;
+        }
+        ns += sl_profile_op_ns(profile, unit, &ops[i], depth);
+        /* Later pieces of a long pass look back on the earlier ones. */
+        depth += attention ? ops[i].n_tokens : 0;
     }
+    return ns;
+}
+
+/* Between measured sizes time grows along the line between the two. */
+static double copy_ns(const struct sl_profile *profile, size_t bytes)
+{
     int32_t i = 0;
     while (i + 1 < SL_N_COPY_SIZES && sl_copy_sizes[i + 1] <= bytes) {
         i++;
     }
-    /* Below the next measured size time grows along the line between the two. */
     const double here = 1e9 * (double)sl_copy_sizes[i] / profile->h2d_bytes_per_s[i];
     if (bytes < sl_copy_sizes[0]) {
         return here;
@@ -201,6 +218,11 @@ double sl_profile_copy_ns(const struct sl_profile *profile, size_t bytes)
     return here + at * (next - here);
 }
 
+double sl_profile_copy_ns(const struct sl_profile *profile, size_t bytes)
+{
+    return profile->h2d_bytes_per_s[0] > 0 ? profile->copy_factor * copy_ns(profile, bytes) : 0;
+}
+
 double sl_profile_download_ns(const struct sl_profile *profile, size_t bytes)
 {
     return profile->d2h_bytes_per_s > 0 ? 1e9 * (double)bytes / profile->d2h_bytes_per_s : 0;
@@ -208,13 +230,20 @@ double sl_profile_download_ns(const struct sl_profile *profile, size_t bytes)
 
 void sl_profile_clear_factors(struct sl_profile *profile)
 {
+    profile->copy_factor = 1;
     for (int u = 0; u < SL_N_UNITS; u++) {
-        for (int k = 0; k < SL_N_SHARD_KINDS; k++) {
+        for (int k = 0; k < SL_N_WORKS; k++) {
             for (int t = 0; t < SL_N_TIERS; t++) {
-                profile->shard_factor[u][k][t] = 1;
+                profile->work_factor[u][k][t] = 1;
             }
         }
     }
+}
+
+void sl_profile_take_factors(struct sl_profile *profile, const struct sl_profile *from)
+{
+    memcpy(profile->work_factor, from->work_factor, sizeof from->work_factor);
+    profile->copy_factor = from->copy_factor;
 }
 
 /* One figure of the text form: a name and where its numbers are. */
@@ -225,7 +254,7 @@ struct field {
     bool seen; /* while loading */
 };
 
-#define MAX_FIELDS (SL_N_UNITS * (SL_TYPE_N + SL_N_SHARD_KINDS) + 32)
+#define MAX_FIELDS (SL_N_UNITS * (SL_TYPE_N + SL_N_WORKS) + 32)
 
 /* All figures of a profile, in a fixed order. Returns their number. */
 static int32_t list_fields(struct sl_profile *p, struct field *fields)
@@ -240,6 +269,7 @@ static int32_t list_fields(struct sl_profile *p, struct field *fields)
         {"d2h_bytes_per_s", &p->d2h_bytes_per_s, 1, false},
         {"copy_busy_factor", &p->copy_busy_factor, 1, false},
         {"mapped_bytes_per_s", &p->mapped_bytes_per_s, 1, false},
+        {"copy_factor", &p->copy_factor, 1, false},
         {"hop_ns", &p->hop_ns, 1, false},
         {"issue_ns", &p->issue_ns, 1, false},
         {"dram_bytes_per_s", &p->dram_bytes_per_s, 1, false},
@@ -249,12 +279,13 @@ static int32_t list_fields(struct sl_profile *p, struct field *fields)
     for (size_t i = 0; i < sizeof scalars / sizeof scalars[0]; i++) {
         fields[n++] = scalars[i];
     }
-    static const char *const kinds[SL_N_SHARD_KINDS] = {"attention", "ffn", "head"};
+    static const char *const works[SL_N_WORKS] = {"attention", "ffn",   "head",
+                                                  "route",     "fixed", "experts"};
     for (int32_t u = 0; u < SL_N_UNITS; u++) {
-        for (int32_t k = 0; k < SL_N_SHARD_KINDS; k++) {
+        for (int32_t k = 0; k < SL_N_WORKS; k++) {
             struct field *const f = &fields[n++];
-            snprintf(f->name, sizeof f->name, "shard_factor.%s.%s", unit_names[u], kinds[k]);
-            f->values = p->shard_factor[u][k];
+            snprintf(f->name, sizeof f->name, "work_factor.%s.%s", unit_names[u], works[k]);
+            f->values = p->work_factor[u][k];
             f->n = SL_N_TIERS;
         }
     }

@@ -23,7 +23,17 @@ extern const int32_t sl_tier_tokens[SL_N_TIERS]; /* 1 4 16 64 256 512 1024 2048 
 #define SL_N_COPY_SIZES 5
 extern const size_t sl_copy_sizes[SL_N_COPY_SIZES]; /* 64K 256K 1M 4M 64M */
 
-#define SL_N_SHARD_KINDS 3
+/* What a model's own figures are kept for: whole shards, by enum sl_shard_kind, and what a
+ * mixture's layer is made of when GPU and CPU share it. */
+enum sl_work {
+    SL_WORK_ATTENTION,
+    SL_WORK_FFN,
+    SL_WORK_HEAD,
+    SL_WORK_ROUTE,   /* norm, router and division */
+    SL_WORK_FIXED,   /* of the experts of one side: what their number does not matter for */
+    SL_WORK_EXPERTS, /* the rest of it, in proportion to their number */
+    SL_N_WORKS
+};
 
 struct sl_profile {
     enum sl_device_kind kind; /* NONE: no GPU, the CPU rows alone count */
@@ -45,9 +55,10 @@ struct sl_profile {
     double hop_ns;             /* GPU to host to GPU round trip of a small hidden state */
     double issue_ns;           /* host time to queue one op */
 
-    /* Time of the shards of a model beside what the figures above make of their operators: by unit,
-     * kind of shard (enum sl_shard_kind) and tier. 1 where only the machine was measured. */
-    double shard_factor[SL_N_UNITS][SL_N_SHARD_KINDS][SL_N_TIERS];
+    /* Time that a model's work takes beside what the figures above make of its operators: by unit,
+     * work and tier. 1 where only the machine was measured. */
+    double work_factor[SL_N_UNITS][SL_N_WORKS][SL_N_TIERS];
+    double copy_factor; /* the same of copies into VRAM */
 
     double dram_bytes_per_s; /* CPU reading alone, and together with copies */
     double dram_busy_bytes_per_s;
@@ -58,6 +69,10 @@ struct sl_profile {
  * pass (attention). Pointers in `op` are not read. */
 double sl_profile_op_ns(const struct sl_profile *profile, enum sl_unit unit, const struct sl_op *op,
                         int32_t depth);
+/* Time of a list of ops, one after the other; `n_seqs` sequences of `depth` positions each share
+ * the tokens of its attention (1: they all belong to one). */
+double sl_profile_list_ns(const struct sl_profile *profile, enum sl_unit unit,
+                          const struct sl_op *ops, int n_ops, int32_t depth, int32_t n_seqs);
 /* How many of n experts a pass reads when each token goes to `used` of them: expected for choices
  * that are independent and even. */
 double sl_profile_experts_read(double n, double used, int32_t n_tokens);
@@ -65,8 +80,9 @@ double sl_profile_experts_read(double n, double used, int32_t n_tokens);
 double sl_profile_copy_ns(const struct sl_profile *profile, size_t bytes);
 double sl_profile_download_ns(const struct sl_profile *profile, size_t bytes);
 
-/* All factors 1. */
+/* All factors 1; and those of another profile. */
 void sl_profile_clear_factors(struct sl_profile *profile);
+void sl_profile_take_factors(struct sl_profile *profile, const struct sl_profile *from);
 
 /* Text form. Loading checks version and ranges: FORMAT names the line. */
 enum sluice_status sl_profile_save(const struct sl_profile *profile, const char *path,

@@ -28,10 +28,10 @@ static struct sl_model *open_model(const char *name)
 static void check_factors(const struct sl_profile *p, enum sl_unit unit, bool measured)
 {
     int n_other = 0;
-    for (int k = 0; k < SL_N_SHARD_KINDS; k++) {
+    for (int k = 0; k < SL_N_WORKS; k++) {
         for (int t = 0; t < SL_N_TIERS; t++) {
-            const double f = p->shard_factor[unit][k][t];
-            assert_true(isfinite(f) && f >= 0.2 && f <= 5);
+            const double f = p->work_factor[unit][k][t];
+            assert_true(isfinite(f) && f >= 0.1 && f <= (k == SL_WORK_FIXED ? 200 : 10));
             n_other += f != 1;
         }
     }
@@ -104,8 +104,8 @@ static void test_kept(void **state)
     check_factors(&p, SL_UNIT_CPU, true);
     sl_calibrate_load(&again, model);
     for (int t = 0; t < SL_N_TIERS; t++) {
-        assert_float_equal(again.shard_factor[SL_UNIT_CPU][SL_SHARD_FFN][t],
-                           p.shard_factor[SL_UNIT_CPU][SL_SHARD_FFN][t], 1e-4);
+        assert_float_equal(again.work_factor[SL_UNIT_CPU][SL_WORK_FFN][t],
+                           p.work_factor[SL_UNIT_CPU][SL_WORK_FFN][t], 1e-4);
     }
     sl_model_close(&model);
 }
