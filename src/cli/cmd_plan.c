@@ -13,7 +13,7 @@
 #define PROMPT_TOKENS 1024 /* of the TTFT shown */
 #define MIB 1048576.0
 
-static const char *const place_names[] = {"host", "streamed", "resident", "shared"};
+static const char *const place_names[] = {"host", "streamed", "resident", "shared", "fed"};
 
 /* Whether some tier places a shard so: what no tier does is not listed. */
 static bool is_used(const struct sl_plan *plan, enum sl_placement place)
@@ -70,7 +70,7 @@ static void print_tier(const struct sl_plan *plan, const struct sl_model *model,
     for (int kind = SL_SHARD_ATTENTION; kind <= SL_SHARD_FFN; kind++) {
         printf("  %-10s", kinds[kind]);
         for (int place = SL_N_PLACEMENTS - 1; place >= SL_PLACE_HOST; place--) {
-            if (place == SL_PLACE_SHARED && !is_used(plan, SL_PLACE_SHARED)) {
+            if (sl_place_is_shared((uint8_t)place) && !is_used(plan, (enum sl_placement)place)) {
                 continue;
             }
             layer_list(plan, model, tier, (enum sl_shard_kind)kind, (enum sl_placement)place, text,
@@ -85,6 +85,9 @@ static void print_tier(const struct sl_plan *plan, const struct sl_model *model,
         if (tier->share > 0 && (uint32_t)tier->n_slots < n) {
             printf("; the GPU reads %.0f%% of the others in system memory",
                    100.0 * tier->share / SL_DIVIDE_ALL);
+        }
+        if (tier->n_fed > 0) {
+            printf("; %d more of each layer copied ahead", tier->n_fed);
         }
         printf("\n");
     }
@@ -177,6 +180,7 @@ static void add_tier(struct sl_json *json, cJSON *tiers, const struct sl_plan *p
         sl_json_i64(json, out, "experts_in_vram", tier->n_slots);
         sl_json_number(json, out, "share_of_others",
                        tier->share > 0 ? (double)tier->share / SL_DIVIDE_ALL : 0);
+        sl_json_i64(json, out, "experts_fed_a_layer", tier->n_fed);
     }
     sl_json_u64(json, out, "ring_offset", tier->ring_offset);
     sl_json_u64(json, out, "ring_bytes", tier->ring_bytes);

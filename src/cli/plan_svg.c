@@ -25,6 +25,7 @@
 #define RIGHT 16.0
 #define PLOT (WIDTH - LEFT - RIGHT)
 #define HEAD_HEIGHT 78.0
+#define KEY_WIDTH 136.0 /* of a colour and what it stands for */
 #define CELL_HEIGHT 11.0
 #define MAP_HEIGHT 10.0
 #define LANE_HEIGHT 13.0
@@ -43,6 +44,7 @@ static const struct {
     [SL_PLACE_STREAMED] = {"streamed", "#e28a1f"},
     [SL_PLACE_RESIDENT] = {"resident in VRAM", "#2f6db3"},
     [SL_PLACE_SHARED] = {"shared by GPU and CPU", "#3f9a93"},
+    [SL_PLACE_FED] = {"shared, and fed", "#8fae2d"},
 };
 #define N_PLACES (sizeof places / sizeof places[0])
 
@@ -132,7 +134,7 @@ static void draw_head(struct picture *p)
     for (size_t i = 0; i < N_PLACES; i++) {
         box(p, x, 50, 12, 12, places[i].color, NULL);
         text(p, x + 17, 60, "start", "%s", places[i].name);
-        x += 156;
+        x += KEY_WIDTH;
     }
     static const char *const others[][2] = {{COLOR_KV, "KV cache"},
                                             {COLOR_ACTIVATIONS, "activations"},

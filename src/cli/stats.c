@@ -13,7 +13,7 @@ static double rate(int64_t n, uint64_t ns)
 
 static void print_placement(FILE *out, const struct sl_plan *plan)
 {
-    static const char *const names[] = {"on the CPU", "streamed", "resident", "shared"};
+    static const char *const names[] = {"on the CPU", "streamed", "resident", "shared", "fed"};
     for (int32_t t = 0; t<plan->n_tiers; t += plan->n_tiers> 1 ? plan->n_tiers - 1 : 1) {
         int n[SL_N_PLACEMENTS] = {0};
         for (int32_t i = 0; i < plan->n_shards; i++) {
@@ -21,7 +21,7 @@ static void print_placement(FILE *out, const struct sl_plan *plan)
         }
         fprintf(out, "shards      %s:", t == 0 ? "decode " : "prefill");
         for (int p = SL_N_PLACEMENTS - 1; p >= SL_PLACE_HOST; p--) {
-            if (p == SL_PLACE_SHARED && n[p] == 0) {
+            if (sl_place_is_shared((uint8_t)p) && n[p] == 0) {
                 continue;
             }
             fprintf(out, " %d %s%s", n[p], names[p], p > 0 ? "," : "\n");

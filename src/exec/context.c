@@ -75,7 +75,7 @@ static enum sluice_status init_mixture_buffers(struct sl_context *ctx, struct sl
     for (int32_t t = 0; t < plan->n_tiers; t++) {
         const struct sl_tier_plan *const tier = &plan->tiers[t];
         for (int32_t i = 0; i < plan->n_shards; i++) {
-            if (tier->placement[i] == SL_PLACE_SHARED) {
+            if (sl_place_is_shared(tier->placement[i])) {
                 const struct sl_shard_choice choice =
                     sl_shard_choice(ctx->model, &ctx->model->shards[i], tier->n_tokens);
                 bytes = max_size(bytes, choice.bytes);

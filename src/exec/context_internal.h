@@ -53,6 +53,7 @@ struct sl_experts {
     float *score; /* uses, the older the less they count */
     float gain;   /* what a use counts now */
     int32_t *order;
+    int32_t *fed; /* by expert: which one of its layer's item in the ring; -1: not in the ring */
     int32_t wanted[SL_MAX_SWAPS]; /* missed by the last pass, highest score first */
     int32_t n_wanted;
     int32_t hand; /* where the search for a cold slot goes on */

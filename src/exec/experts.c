@@ -58,6 +58,7 @@ static enum sluice_status allocate(struct sl_context *ctx, size_t n_all, struct 
     GRAB(uses_seen, n_all);
     GRAB(score, n_all);
     GRAB(order, n_all);
+    GRAB(fed, n_all);
 #undef GRAB
     SL_CHECK(good, OUT_OF_MEMORY, err, "no memory for the context");
     return SLUICE_STATUS_OK;
@@ -98,6 +99,7 @@ void sl_experts_finish(struct sl_context *ctx)
     sl_free(x->uses_seen);
     sl_free(x->score);
     sl_free(x->order);
+    sl_free(x->fed);
     memset(x, 0, sizeof *x);
 }
 
@@ -162,7 +164,11 @@ static enum sluice_status fill_slot(struct sl_context *ctx, int32_t slot, int32_
 static bool counts_uses(const struct sl_context *ctx)
 {
     const size_t n_all = (size_t)ctx->model->hp.n_layers * n_experts(ctx);
-    return ctx->plan->n_slots > 0 && (size_t)ctx->plan->n_slots < n_all;
+    bool some = ctx->plan->n_slots > 0;
+    for (int32_t t = 0; t < ctx->plan->n_tiers; t++) {
+        some = some || ctx->plan->tiers[t].n_fed > 0;
+    }
+    return some && (size_t)ctx->plan->n_slots < n_all;
 }
 
 static bool has_slot(const struct sl_context *ctx, const struct sl_tier_plan *tier, uint32_t layer,
@@ -172,7 +178,7 @@ static bool has_slot(const struct sl_context *ctx, const struct sl_tier_plan *ti
     return slot >= 0 && slot < tier->n_slots;
 }
 
-/* Where the ring has the image of a layer's feed-forward in this tier; NULL: it is not streamed. */
+/* Where the ring has the item of a layer's feed-forward in this tier; NULL: it does not use it. */
 static const uint8_t *ring_image(const struct sl_context *ctx, const struct sl_tier_plan *tier,
                                  uint32_t layer)
 {
@@ -186,6 +192,50 @@ static const uint8_t *ring_image(const struct sl_context *ctx, const struct sl_t
     return NULL;
 }
 
+/* Whose use has come to so much of the mean goes ahead of those below it. */
+static const float feed_classes[] = {2.8F, 1.4F, 0.7F, 0};
+#define N_FEED_CLASSES (sizeof feed_classes / sizeof feed_classes[0])
+
+/* Choose the experts of a layer that come through the ring: by classes of use, so that what is
+ * chance does not part neighbours, which are copied together. Each gets its number in the item. */
+static void choose_fed(const struct sl_context *ctx, const struct sl_tier_plan *tier,
+                       uint32_t layer)
+{
+    const uint32_t n = n_experts(ctx);
+    const float *const score = ctx->experts.score + (size_t)layer * n;
+    int32_t *const fed = ctx->experts.fed + (size_t)layer * n;
+    float sum = 0;
+    int32_t n_missing = 0;
+    for (uint32_t e = 0; e < n; e++) {
+        const bool missing = !has_slot(ctx, tier, layer, e);
+        sum += missing ? score[e] : 0;
+        n_missing += missing;
+        fed[e] = -1;
+    }
+    const float mean = sum / (float)(n_missing > 0 ? n_missing : 1);
+    int32_t left = tier->n_fed;
+    for (size_t c = 0; c < N_FEED_CLASSES; c++) {
+        for (uint32_t e = 0; e < n && left > 0; e++) {
+            if (fed[e] < 0 && score[e] >= feed_classes[c] * mean &&
+                !has_slot(ctx, tier, layer, e)) {
+                fed[e] = 0;
+                left--;
+            }
+        }
+    }
+    int32_t k = 0;
+    for (uint32_t e = 0; e < n; e++) {
+        fed[e] = fed[e] == 0 ? k++ : -1;
+    }
+}
+
+/* Of a fed layer's item: all gates, then all ups, then all downs. */
+static size_t fed_offset(const struct sl_context *ctx, const struct sl_tier_plan *tier,
+                         const struct sl_weight *weight, int32_t k)
+{
+    return (size_t)tier->n_fed * weight->part_offset + (size_t)k * matrix_bytes(ctx, weight);
+}
+
 /* Addresses of a layer's experts as the kernels of this tier see them. */
 static void make_tables(const struct sl_context *ctx, const struct sl_tier_plan *tier,
                         uint32_t layer, uint8_t *out)
@@ -193,17 +243,25 @@ static void make_tables(const struct sl_context *ctx, const struct sl_tier_plan 
     const uint32_t n = n_experts(ctx);
     const struct sl_shard *const shard = ffn(ctx, layer);
     const uint8_t *const image = ring_image(ctx, tier, layer);
+    const int32_t *const fed = ctx->experts.fed + (size_t)layer * n;
+    const bool is_fed = tier->n_fed > 0;
+    if (is_fed) {
+        choose_fed(ctx, tier, layer);
+    }
     const void **const table = (const void **)(void *)out;
     uint8_t *const at_hand = out + 3 * n * sizeof *table;
     for (uint32_t e = 0; e < n; e++) {
-        at_hand[e] = has_slot(ctx, tier, layer, e);
+        const bool slotted = has_slot(ctx, tier, layer, e);
+        at_hand[e] = slotted || (is_fed && fed[e] >= 0);
         const int32_t slot = ctx->experts.expert_slot[layer * n + e];
         for (uint32_t w = 0; w < SL_N_FFN_WEIGHTS; w++) {
             const struct sl_weight *const weight = &shard->weights[w];
             const uint8_t *at = NULL;
-            if (at_hand[e]) {
+            if (slotted) {
                 at = slot_at(ctx, slot) + weight->part_offset;
-            } else if (image) {
+            } else if (at_hand[e]) {
+                at = image + fed_offset(ctx, tier, weight, fed[e]);
+            } else if (image && !is_fed) {
                 at = image + weight->offset + e * matrix_bytes(ctx, weight);
             } else if (ctx->files_are_mapped) {
                 at = in_file(ctx, weight, e);
@@ -321,7 +379,8 @@ static enum sluice_status send_tables(struct sl_context *ctx, const struct sl_ti
     const uint32_t n_layers = ctx->model->hp.n_layers;
     const size_t each = plan->layer_tables_bytes;
     for (uint32_t layer = 0; layer < n_layers; layer++) {
-        x->is_stale[layer] = x->is_stale[layer] || x->tables_of != tier;
+        /* What is fed is chosen anew for every pass. */
+        x->is_stale[layer] = x->is_stale[layer] || x->tables_of != tier || tier->n_fed > 0;
         if (x->is_stale[layer]) {
             make_tables(ctx, tier, layer, tables + layer * each);
         }
@@ -417,25 +476,34 @@ void sl_experts_learn(struct sl_context *ctx)
     }
 }
 
+static bool comes_through_ring(const struct sl_context *ctx, const struct sl_tier_plan *tier,
+                               uint32_t layer, uint32_t expert)
+{
+    return tier->n_fed > 0 ? ctx->experts.fed[layer * n_experts(ctx) + expert] >= 0
+                           : !has_slot(ctx, tier, layer, expert);
+}
+
 enum sluice_status sl_experts_stream(struct sl_context *ctx, const struct sl_tier_plan *tier,
                                      int32_t shard_index, uint8_t *image, struct sluice_error *err)
 {
     const struct sl_shard *const shard = &ctx->model->shards[shard_index];
+    const int32_t *const fed = ctx->experts.fed + (size_t)shard->layer * n_experts(ctx);
     for (uint32_t w = 0; w < SL_N_FFN_WEIGHTS; w++) {
         const struct sl_weight *const weight = &shard->weights[w];
         const size_t each = matrix_bytes(ctx, weight);
         for (uint32_t e = 0; e < n_experts(ctx);) {
-            if (has_slot(ctx, tier, shard->layer, e)) {
+            if (!comes_through_ring(ctx, tier, shard->layer, e)) {
                 e++;
                 continue;
             }
             uint32_t end = e + 1; /* neighbours go in one copy */
-            while (end < n_experts(ctx) && !has_slot(ctx, tier, shard->layer, end)) {
+            while (end < n_experts(ctx) && comes_through_ring(ctx, tier, shard->layer, end)) {
                 end++;
             }
             const size_t bytes = (end - e) * each;
-            SL_TRY(ctx->device->vt->copy_to_device(ctx->device, ctx->copy,
-                                                   image + weight->offset + e * each,
+            const size_t at =
+                tier->n_fed > 0 ? fed_offset(ctx, tier, weight, fed[e]) : weight->offset + e * each;
+            SL_TRY(ctx->device->vt->copy_to_device(ctx->device, ctx->copy, image + at,
                                                    in_file(ctx, weight, e), bytes, err));
             ctx->stats.copied_bytes += bytes;
             e = end;

@@ -2,7 +2,8 @@
  *
  * Which experts of a mixture are in VRAM, and the tables that tell the kernels where each one is:
  * in its slot, in the ring, or in system memory. Slots are those of the plan; tiers have prefixes
- * of them.
+ * of them. Of a fed layer's experts without a slot the plan's number come through the ring, those
+ * that are used clearly more than others first.
  */
 #ifndef SL_EXEC_EXPERTS_H
 #define SL_EXEC_EXPERTS_H
@@ -26,7 +27,8 @@ void sl_experts_learn(struct sl_context *ctx);
 /* What is in VRAM is not trusted any more. */
 void sl_experts_forget(struct sl_context *ctx);
 
-/* Copy what a streamed mixture lacks into its image in the ring: experts without a slot. */
+/* Copy into the ring what a mixture lacks: all experts without a slot into the image of a streamed
+ * one; of a fed one those that the tables of this pass say are there. */
 enum sluice_status sl_experts_stream(struct sl_context *ctx, const struct sl_tier_plan *tier,
                                      int32_t shard, uint8_t *image, struct sluice_error *err);
 

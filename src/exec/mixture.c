@@ -7,6 +7,9 @@
  *   compute stream   route | down | own experts ...        | join
  *   driver + pool                 \ others ............. /
  *
+ * Of a fed layer a part of the experts is on its way into the ring since before the router spoke;
+ * the device's own wait for that copy.
+ *
  * What goes down lies in one stretch of the workspace on both sides (struct sl_shard_choice), so it
  * is one copy. The host's sums are read by the device in place where it can.
  */
@@ -38,9 +41,15 @@ enum sluice_status sl_mixture_route(struct sl_pass *p, int32_t shard)
 
 enum sluice_status sl_mixture_own(struct sl_pass *p, int32_t shard)
 {
+    struct sl_context *const ctx = p->ctx;
     struct sl_shard_bind bind = sl_pass_device_bind(p, shard, 0);
     bind.part = SL_PART_OWN;
-    return sl_pass_queue(p, shard, &bind);
+    if (p->tier->placement[shard] != SL_PLACE_FED) {
+        return sl_pass_queue(p, shard, &bind);
+    }
+    SL_TRY(p->vt->stream_wait(ctx->device, ctx->compute, ctx->ready[shard], p->err));
+    SL_TRY(sl_pass_queue(p, shard, &bind));
+    return p->vt->event_record(ctx->device, ctx->done[shard], ctx->compute, p->err);
 }
 
 /* The list of pairs that the device takes becomes that of the pairs it leaves. Returns how many. */
@@ -58,6 +67,12 @@ static int32_t turn_over(const struct sl_pass *p, const struct sl_shard_choice *
     return n_left;
 }
 
+/* In short passes the join is part of a recording. */
+static bool joins_always(const struct sl_pass *p)
+{
+    return p->n <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1];
+}
+
 enum sluice_status sl_mixture_others(struct sl_pass *p, int32_t shard)
 {
     struct sl_context *const ctx = p->ctx;
@@ -65,9 +80,12 @@ enum sluice_status sl_mixture_others(struct sl_pass *p, int32_t shard)
     const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_DRIVER, "wait for choice", shard);
     SL_TRY(p->vt->event_sync(ctx->device, ctx->hidden_event, p->err));
     sl_trace_end(ctx->trace, mark, 0);
-    if (turn_over(p, &choice) == 0) {
-        memset((char *)ctx->choice.data + choice.partial, 0,
-               (size_t)p->n * ctx->model->hp.n_embd * sizeof(float));
+    p->nothing_left = turn_over(p, &choice) == 0;
+    if (p->nothing_left) {
+        if (joins_always(p)) {
+            memset((char *)ctx->choice.data + choice.partial, 0,
+                   (size_t)p->n * ctx->model->hp.n_embd * sizeof(float));
+        }
         return SLUICE_STATUS_OK;
     }
     struct sl_shard_bind bind = sl_pass_host_bind(p, shard);
@@ -87,6 +105,9 @@ enum sluice_status sl_mixture_join(struct sl_pass *p, int32_t shard)
     const struct sl_shard_choice choice = choice_of(p, shard);
     struct sl_shard_bind bind = sl_pass_device_bind(p, shard, 0);
     bind.part = SL_PART_JOIN;
+    if (p->nothing_left && !joins_always(p)) {
+        return SLUICE_STATUS_OK;
+    }
     char *const partial = (char *)ctx->choice.data + choice.partial;
     if (ctx->choice_is_mapped) {
         bind.partial = (float *)(void *)partial;

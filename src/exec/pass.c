@@ -76,7 +76,7 @@ static enum sluice_status copy_resident(struct sl_pass *p, const struct sl_shard
     return SLUICE_STATUS_OK;
 }
 
-/* What a streamed shard needs in the ring. */
+/* What a streamed shard, or a fed mixture, needs in the ring. */
 static enum sluice_status copy_streamed(struct sl_pass *p, int32_t index, uint8_t *image)
 {
     const struct sl_shard *const shard = &p->ctx->model->shards[index];
@@ -482,8 +482,11 @@ static bool step_is_plain(const struct sl_pass *p, const struct sl_step *step)
     if (p->n_outputs == 0 && ctx->model->shards[step->shard].kind == SL_SHARD_HEAD) {
         return false;
     }
+    const bool waits_for_copy =
+        step->kind == SL_STEP_OWN && p->tier->placement[step->shard] == SL_PLACE_FED;
     const bool mixture =
-        step->kind == SL_STEP_ROUTE || step->kind == SL_STEP_OWN || step->kind == SL_STEP_JOIN;
+        (step->kind == SL_STEP_ROUTE || step->kind == SL_STEP_OWN || step->kind == SL_STEP_JOIN) &&
+        !waits_for_copy;
     return step->kind == SL_STEP_HIDDEN_UP || (mixture && !ctx->pending[step->shard]) ||
            (step->kind == SL_STEP_GPU && p->tier->placement[step->shard] == SL_PLACE_RESIDENT &&
             !ctx->pending[step->shard]);

@@ -18,6 +18,7 @@ struct sl_pass {
     int32_t n_outputs;     /* logits of the last n_outputs */
     float *logits;         /* or NULL: the context's buffer */
     bool copied;           /* the copy stream was used */
+    bool nothing_left;     /* of the shared mixture under way: the device has all that was chosen */
     int32_t last_download; /* latest shard with a KV download in this pass; -1: none */
     float *late_rows;  /* logits that the device leaves in the context's buffer at the end, to */
     size_t late_bytes; /* be put here */

@@ -104,6 +104,19 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
     };
 }
 
+/* A part of the experts comes through the ring, used or not; the CPU has the rest. */
+static void feed_cost(const struct sl_search *s, const struct sl_candidate *c,
+                      const struct sl_mixture_cost *m, struct sl_shard_cost *cost)
+{
+    const double hit = (double)c->n_slots / s->n_experts;
+    const double fed = fmin((double)c->n_fed / s->model->hp.n_experts, 1 - hit);
+    cost->copy_ns = (cost->copy_ns - m->base_copy_ns) * fed;
+    cost->route_ns = m->route_ns;
+    cost->own_ns = m->fixed_ns + m->experts_ns * (hit + fed);
+    cost->others_ns = m->host_fixed_ns + m->host_ns * (1 - hit - fed);
+    cost->others_busy_ns = m->host_fixed_ns + m->host_busy_ns * (1 - hit - fed);
+}
+
 /* What a mixture's layer costs when part of its experts have slots: chosen evenly, as far as the
  * plan knows. A GPU that computes experts of system memory reads them at the speed of the link;
  * that copies share it meanwhile is the simulator's matter. */
@@ -114,6 +127,10 @@ static void share_cost(const struct sl_search *s, const struct sl_candidate *c,
     const double hit = (double)c->n_slots / s->n_experts;
     const double missing = 1 - hit;
     const struct sl_mixture_cost *const m = &s->mixture[c->tier][shard->class_id];
+    if (c->n_fed > 0) {
+        feed_cost(s, c, m, cost);
+        return;
+    }
     cost->copy_ns -= (cost->copy_ns - m->base_copy_ns) * hit;
     if (c->share == SL_SHARE_HOST) {
         return;
@@ -143,7 +160,8 @@ const struct sl_shard_cost *sl_cost_candidate(struct sl_search *s, const struct 
     memcpy(s->candidate_cost, cost, (size_t)s->n_shards * sizeof *cost);
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard *const shard = &s->model->shards[i];
-        if (streams_kv && s->item_bytes[i] != s->image_bytes[i]) {
+        if (streams_kv && shard->kind == SL_SHARD_ATTENTION &&
+            (int32_t)shard->layer >= c->n_kv_layers) {
             s->candidate_cost[i].copy_ns += s->kv_copy_ns[c->tier];
             s->candidate_cost[i].download_ns = s->kv_download_ns[c->tier];
         }

@@ -84,13 +84,14 @@ static enum sluice_status add_tier(struct sl_plan *plan, struct sl_search *s,
     tier->n_resident = c->n_resident;
     tier->n_slots = c->n_slots;
     tier->share = c->share;
+    tier->n_fed = c->n_fed;
     tier->placement = sl_calloc(SL_MEM_PLAN, (size_t)n, sizeof *tier->placement);
     tier->steps = sl_calloc(SL_MEM_PLAN, (size_t)n * SL_STEPS_PER_SHARD, sizeof *tier->steps);
     SL_CHECK(tier->placement && tier->steps, OUT_OF_MEMORY, err, "no memory for a plan");
     sl_search_place(s, c, tier->placement);
     tier->n_steps = sl_steps_compile(tier->placement, s->item_bytes, n, c->ring_bytes, tier->steps,
                                      s->step_scratch);
-    SL_CHECK(tier->n_steps > 0, INTERNAL, err, "a streamed shard does not fit its ring");
+    SL_CHECK(tier->n_steps > 0, INTERNAL, err, "a shard does not fit its ring");
     tier->timeline.items = sl_calloc(SL_MEM_PLAN, (size_t)tier->n_steps * SL_INTERVALS_PER_STEP,
                                      sizeof *tier->timeline.items);
     SL_CHECK(tier->timeline.items, OUT_OF_MEMORY, err, "no memory for a plan");
@@ -280,7 +281,7 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
                  "plan: shard %d is on a device that the tier does not use", i);
         const bool needs_base =
             shard->expert_bytes > 0 &&
-            (tier->placement[i] == SL_PLACE_SHARED || tier->placement[i] == SL_PLACE_RESIDENT);
+            (sl_place_is_shared(tier->placement[i]) || tier->placement[i] == SL_PLACE_RESIDENT);
         SL_CHECK(!needs_base || plan->resident_rank[i] < tier->n_resident, INTERNAL, err,
                  "plan: the GPU routes for layer %u without its router", shard->layer);
         if (shard->kind == SL_SHARD_ATTENTION) {

@@ -30,8 +30,8 @@
 #include "plan/profile.h"
 #include "plan/steps.h"
 
-/* Published strategies, as points of the search space, two ways to go about single experts (of
- * dense models the same as ffn-host), and the search itself. */
+/* Published strategies, as points of the search space, ways to go about single experts (of dense
+ * models the same as ffn-host), and the search itself. */
 #define SL_STRATEGY_LIST(X)                                                                        \
     X(AUTO, "auto", "search for the fastest plan")                                                 \
     X(HOST, "host", "everything on the CPU")                                                       \
@@ -44,7 +44,9 @@
     X(EXPERTS_SHARED, "experts-shared",                                                            \
       "attention first in VRAM, then single experts; the other experts on the CPU meanwhile")      \
     X(EXPERTS_MAPPED, "experts-mapped",                                                            \
-      "the same, but the GPU reads the other experts in system memory")
+      "the same, but the GPU reads the other experts in system memory")                            \
+    X(EXPERTS_FED, "experts-fed",                                                                  \
+      "as experts-shared; in longer passes a part of the other experts is copied ahead")
 
 enum sl_strategy {
 #define SL_STRATEGY_ENUM(name, text, help) SL_STRATEGY_##name,
@@ -83,6 +85,7 @@ struct sl_tier_plan {
     int32_t n_resident; /* prefix of sl_plan.resident_order */
     int32_t n_slots;    /* expert slots, after the whole of resident_order */
     int32_t share;      /* of the experts without a slot: see struct sl_op_divide */
+    int32_t n_fed;      /* fed mixtures: experts without a slot that come through the ring */
     bool uses_device;   /* any shard on the GPU */
     size_t ring_offset; /* in the arena */
     size_t ring_bytes;

@@ -23,6 +23,10 @@
 #define MAX_KV_CANDIDATES 10
 #define FFN_GRID 12
 #define MIXTURE_GRID 4 /* their slots vary what is streamed already */
+/* Feeding copies experts that nobody uses, too: not worth a try where they are most of them. */
+#define FED_LEAST_READ 0.25
+#define FED_STEPS 64 /* half as fine as the number of a layer's experts that are fed is searched   \
+                      */
 
 static size_t align_up(size_t n)
 {
@@ -264,6 +268,11 @@ void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t 
         if (shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer >= c->n_kv_layers) {
             s->item_bytes[i] += s->kv_layer_bytes;
         }
+        if (mixture && shard->kind == SL_SHARD_FFN && c->n_fed > 0) {
+            placement[i] = SL_PLACE_FED;
+            s->item_bytes[i] = (size_t)c->n_fed * s->slot_bytes;
+            continue;
+        }
         if (mixture && shard->kind == SL_SHARD_FFN) {
             placement[i] = spread(j++, n_ffn, c->n_ffn_streamed) ? SL_PLACE_STREAMED
                            : c->share == SL_SHARE_HOST           ? SL_PLACE_HOST
@@ -346,6 +355,7 @@ struct bounds {
     /* Mixtures that are not streamed: all on the CPU; shared by who has what; shared for equal
      * finish; all on the GPU. */
     bool ffn_host, ffn_shared, ffn_balanced, ffn_mapped;
+    bool ffn_fed; /* shared, with a part through the ring */
     int32_t most_resident;
     bool fewer_resident; /* whole layers, or attention alone, where more would fit */
     bool whole;          /* resident must reach everything (that is on the device) */
@@ -360,6 +370,7 @@ static struct bounds strategy_bounds(enum sl_strategy strategy)
         b = (struct bounds){{true, true, true, true},
                             {true, true},
                             {true, true},
+                            true,
                             true,
                             true,
                             true,
@@ -386,14 +397,18 @@ static struct bounds strategy_bounds(enum sl_strategy strategy)
     case SL_STRATEGY_FFN_HOST:
     case SL_STRATEGY_EXPERTS_SHARED:
     case SL_STRATEGY_EXPERTS_MAPPED:
+    case SL_STRATEGY_EXPERTS_FED:
         b.ring[0] = true;
         b.head[0] = b.head[1] = true;
         b.attention[0] = true;
         b.ffn_none = true;
         b.ffn_host = strategy == SL_STRATEGY_FFN_HOST;
         b.ffn_shared = strategy != SL_STRATEGY_EXPERTS_MAPPED;
-        b.ffn_balanced = strategy == SL_STRATEGY_EXPERTS_SHARED;
+        b.ffn_balanced =
+            strategy == SL_STRATEGY_EXPERTS_SHARED || strategy == SL_STRATEGY_EXPERTS_FED;
         b.ffn_mapped = strategy == SL_STRATEGY_EXPERTS_MAPPED;
+        b.ffn_fed = strategy == SL_STRATEGY_EXPERTS_FED;
+        b.ring[1] = b.ring[2] = b.ring[3] = b.ffn_fed;
         break;
     case SL_STRATEGY_FFN_STREAMED:
         b.ring[0] = b.ring[1] = true;
@@ -560,6 +575,59 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
     }
 }
 
+/* One way to feed a mixture's layers: what fits, and its time. False: it cannot be. */
+static bool score_fed(struct sl_search *s, struct sl_candidate *c, const struct bounds *b,
+                      int32_t multiple, int32_t n_fed, bool head_streamed)
+{
+    size_t item = (size_t)n_fed * s->slot_bytes;
+    if (c->attention_streamed && c->n_kv_layers < s->n_layers) {
+        item = max_size(item, s->max_attention_bytes + s->kv_layer_bytes);
+    }
+    c->n_fed = n_fed;
+    c->ring_bytes = (size_t)multiple * item;
+    if (head_streamed) {
+        c->ring_bytes = max_size(c->ring_bytes, s->head_bytes);
+    }
+    c->top_bytes = c->ring_bytes + activation_bytes(s, c->tier, c->head_on_device);
+    if (!fill_resident(s, c, b->most_resident) || c->n_resident < c->n_kv_layers + s->n_layers) {
+        return false;
+    }
+    const bool head_resident = c->n_resident == c->n_kv_layers + s->n_layers + 1;
+    return (!c->head_on_device || head_resident || head_streamed) && score(s, c);
+}
+
+/* How many experts of a layer come through the ring: the more, the longer the copies take and the
+ * shorter the CPU; so up or down from the middle by ever smaller steps. */
+static void search_fed(struct sl_search *s, struct sl_candidate c, const struct bounds *b,
+                       int32_t multiple, bool head_streamed, struct sl_candidate *best, bool *found)
+{
+    const struct sl_hparams *const hp = &s->model->hp;
+    const int32_t n = (int32_t)hp->n_experts, n_tokens = sl_tier_tokens[c.tier];
+    const double read = sl_profile_experts_read(n, hp->n_experts_used, n_tokens);
+    if (!b->ffn_fed || s->n_experts == 0 || multiple == 0 || read < FED_LEAST_READ * n) {
+        return;
+    }
+    c.uses_device = true;
+    c.share = 0;
+    struct sl_candidate at = c, next = c;
+    bool have = false;
+    for (int32_t step = n / 2; step > n / FED_STEPS; step /= 2) {
+        const int32_t tries[] = {at.n_fed + step, at.n_fed - step};
+        for (int i = 0; i < 2; i++) {
+            if (tries[i] > 0 && tries[i] < n &&
+                score_fed(s, &next, b, multiple, tries[i], head_streamed) &&
+                (!have || next.result.pass_ns < at.result.pass_ns)) {
+                at = next;
+                have = true;
+            }
+        }
+    }
+    if (have && (!*found || at.result.pass_ns < best->result.pass_ns)) {
+        *best = at;
+        *found = true;
+    }
+}
+
 /* Best candidate of a tier that uses the device, for a number of layers with KV in VRAM. */
 static bool search_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers,
                         const struct bounds *b, bool feasible_only, struct sl_candidate *best)
@@ -579,6 +647,9 @@ static bool search_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers,
                                  .attention_streamed = attention == 1};
         /* First as if the head were resident; when it turns out not to be, its slot counts. */
         for (int32_t head_streamed = 0; head_streamed <= head; head_streamed++) {
+            if (!feasible_only) {
+                search_fed(s, c, b, multiple, head_streamed == 1, best, &found);
+            }
             c.ring_bytes = ring_bytes(s, &c, multiple, head_streamed == 1);
             c.top_bytes = c.ring_bytes + activation_bytes(s, tier, c.head_on_device);
             if (!fill_resident(s, &c, b->most_resident)) {

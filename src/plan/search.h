@@ -34,6 +34,7 @@ struct sl_candidate {
     int32_t n_ffn_streamed;  /* of the FFNs that are not resident, spread evenly */
     int32_t n_slots;         /* mixtures: experts in VRAM */
     int32_t share;           /* mixtures: FFNs that are not streamed; SL_SHARE_HOST: on the CPU */
+    int32_t n_fed;           /* mixtures: experts a layer that come through the ring; 0: none */
     bool attention_streamed; /* layers with KV on the host: streamed, else on the CPU */
     bool head_on_device;     /* resident when the prefix reaches it, else streamed */
     bool uses_device;

@@ -8,8 +8,8 @@
 #include <assert.h>
 #include <math.h>
 
-/* Ring offsets of the streamed shards in order, and for each the latest earlier streamed shard
- * whose bytes it overwrites (as that shard's index + 1; 0: none). */
+/* Ring offsets of the shards that use it, in order, and for each the latest earlier one whose bytes
+ * it overwrites (as that shard's index + 1; 0: none). */
 static bool place_in_ring(const uint8_t *placement, const size_t *item_bytes, int32_t n_shards,
                           size_t ring_bytes, size_t *offset, size_t *after)
 {
@@ -17,7 +17,7 @@ static bool place_in_ring(const uint8_t *placement, const size_t *item_bytes, in
     int32_t oldest = 0; /* the oldest shard that may still own bytes ahead of the head */
     bool wrapped = false;
     for (int32_t i = 0; i < n_shards; i++) {
-        if (placement[i] != SL_PLACE_STREAMED) {
+        if (!sl_place_uses_ring(placement[i])) {
             continue;
         }
         const size_t bytes = item_bytes[i];
@@ -29,7 +29,7 @@ static bool place_in_ring(const uint8_t *placement, const size_t *item_bytes, in
             /* Whatever lies between the head and the end of the ring is passed over, so its owners
              * must be done before the ring is written from the start again in the same lap. */
             while (wrapped && oldest < i) {
-                if (placement[oldest] == SL_PLACE_STREAMED) {
+                if (sl_place_uses_ring(placement[oldest])) {
                     if (offset[oldest] < head) {
                         break;
                     }
@@ -41,7 +41,7 @@ static bool place_in_ring(const uint8_t *placement, const size_t *item_bytes, in
             wrapped = true;
         }
         while (wrapped && oldest < i) {
-            if (placement[oldest] == SL_PLACE_STREAMED) {
+            if (sl_place_uses_ring(placement[oldest])) {
                 if (offset[oldest] >= head + bytes || offset[oldest] + item_bytes[oldest] <= head) {
                     break;
                 }
@@ -70,7 +70,7 @@ static void emit(struct compiler *c, enum sl_step_kind kind, int32_t shard)
 {
     struct sl_step *const step = &c->steps[c->n_steps++];
     *step = (struct sl_step){.kind = kind, .shard = shard, .after = -1};
-    if (c->placement[shard] == SL_PLACE_STREAMED) {
+    if (sl_place_uses_ring(c->placement[shard])) {
         step->ring_offset = c->offset[shard];
         if (kind == SL_STEP_COPY) {
             step->after = (int32_t)c->after[shard] - 1;
@@ -84,7 +84,7 @@ static void emit_copies(struct compiler *c, int32_t now)
 {
     for (; c->next_copy < c->n_shards; c->next_copy++) {
         const int32_t i = c->next_copy;
-        if (c->placement[i] != SL_PLACE_STREAMED) {
+        if (!sl_place_uses_ring(c->placement[i])) {
             continue;
         }
         if ((int32_t)c->after[i] > now) {
@@ -92,6 +92,17 @@ static void emit_copies(struct compiler *c, int32_t now)
         }
         emit(c, SL_STEP_COPY, i);
     }
+}
+
+/* The driver is busy with the others for long: copies into bytes that the device's own experts free
+ * are queued before. */
+static void emit_shared(struct compiler *c, int32_t i)
+{
+    emit(c, SL_STEP_ROUTE, i);
+    emit(c, SL_STEP_OWN, i);
+    emit_copies(c, i + 1);
+    emit(c, SL_STEP_OTHERS, i);
+    emit(c, SL_STEP_JOIN, i);
 }
 
 int32_t sl_steps_compile(const uint8_t *placement, const size_t *item_bytes, int32_t n_shards,
@@ -121,14 +132,11 @@ int32_t sl_steps_compile(const uint8_t *placement, const size_t *item_bytes, int
                 emit(&c, SL_STEP_HIDDEN_UP, i);
                 on_device = true;
             }
-            if (placement[i] == SL_PLACE_SHARED) {
-                emit(&c, SL_STEP_ROUTE, i);
-                emit(&c, SL_STEP_OWN, i);
-                emit(&c, SL_STEP_OTHERS, i);
-                emit(&c, SL_STEP_JOIN, i);
+            assert(!sl_place_uses_ring(placement[i]) || c.next_copy > i);
+            if (sl_place_is_shared(placement[i])) {
+                emit_shared(&c, i);
                 continue;
             }
-            assert(placement[i] != SL_PLACE_STREAMED || c.next_copy > i);
             emit(&c, SL_STEP_GPU, i);
         }
     }
@@ -246,11 +254,15 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
         case SL_STEP_OWN: {
             /* Copies on their way and what is read in place share the link: while both last, each
              * goes at half its speed. */
+            if (placement[i] == SL_PLACE_FED) {
+                gpu = later(gpu, ready_ns[i]);
+            }
             const double both = copy > gpu ? fmin(c->mapped_ns, copy - gpu) : 0;
             mapped = gpu + c->mapped_ns + both;
             copy += both;
             gpu += c->own_ns + both;
             r.gpu_busy_ns += c->own_ns + both;
+            done_ns[i] = gpu;
             break;
         }
         case SL_STEP_OTHERS: {

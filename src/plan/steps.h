@@ -15,25 +15,39 @@
 #include <stdint.h>
 
 /* SHARED, of mixtures: the device routes and computes the experts that it has and some more, which
- * it reads in system memory; the CPU computes the others at the same time. A mixture is RESIDENT
- * when the device computes all experts, from its own memory or the system's. */
+ * it reads in system memory; the CPU computes the others at the same time. FED: the same, but what
+ * the device has more comes through the ring, chosen before anybody knows which experts are used. A
+ * mixture is RESIDENT when the device computes all experts, from its own memory or the system's. */
 enum sl_placement {
     SL_PLACE_HOST,
     SL_PLACE_STREAMED,
     SL_PLACE_RESIDENT,
     SL_PLACE_SHARED,
+    SL_PLACE_FED,
     SL_N_PLACEMENTS
 };
 
+static inline bool sl_place_uses_ring(uint8_t placement)
+{
+    return placement == SL_PLACE_STREAMED || placement == SL_PLACE_FED;
+}
+
+/* Computed by the device and the CPU together. */
+static inline bool sl_place_is_shared(uint8_t placement)
+{
+    return placement == SL_PLACE_SHARED || placement == SL_PLACE_FED;
+}
+
 enum sl_step_kind {
-    SL_STEP_COPY,        /* copy stream: wait for `after`, bring the shard into the ring */
+    SL_STEP_COPY,        /* copy stream: wait for `after`, bring the shard into the ring; of a fed
+                            mixture a part of its experts */
     SL_STEP_GPU,         /* compute stream: wait for the shard's copy, run it */
     SL_STEP_CPU,         /* run the shard on the pool */
     SL_STEP_HIDDEN_DOWN, /* hidden state to the host, for `shard`; the driver waits */
     SL_STEP_HIDDEN_UP,   /* hidden state to the device, for `shard` */
-    /* A shared mixture, in this order. */
+    /* A shared or fed mixture, in this order. */
     SL_STEP_ROUTE,  /* compute stream: choose experts and send the choice down */
-    SL_STEP_OWN,    /* compute stream: the device's experts */
+    SL_STEP_OWN,    /* compute stream: the device's experts; fed, wait for their copy */
     SL_STEP_OTHERS, /* wait for the choice; the others on the pool */
     SL_STEP_JOIN,   /* compute stream: add what the pool has computed */
 };
@@ -42,14 +56,14 @@ struct sl_step {
     enum sl_step_kind kind;
     int32_t shard;
     int32_t after;      /* COPY: shard whose GPU step frees the bytes; -1: none in this pass */
-    size_t ring_offset; /* COPY and GPU of a streamed shard */
+    size_t ring_offset; /* of shards that use the ring */
 };
 
-#define SL_STEPS_PER_SHARD 5
+#define SL_STEPS_PER_SHARD 6
 
 /* Compile placements of n_shards in execution order. item_bytes[i] is what shard i needs in the
- * ring when streamed. `steps` holds SL_STEPS_PER_SHARD * n_shards; `scratch` 2 * n_shards sizes.
- * Returns the number of steps, or -1 when a streamed shard is larger than the ring. */
+ * ring when it uses it. `steps` holds SL_STEPS_PER_SHARD * n_shards; `scratch` 2 * n_shards sizes.
+ * Returns the number of steps, or -1 when an item is larger than the ring. */
 int32_t sl_steps_compile(const uint8_t *placement, const size_t *item_bytes, int32_t n_shards,
                          size_t ring_bytes, struct sl_step *steps, size_t *scratch);
 
@@ -61,7 +75,7 @@ struct sl_shard_cost {
     double copy_ns;     /* into the ring (weights, and KV that lives on the host) */
     double download_ns; /* new KV back to the host, streamed attention only */
     double issue_ns;    /* host time to queue it on the GPU */
-    /* Shared mixture: */
+    /* Shared or fed mixture: */
     double route_ns;       /* GPU, until the choice can go down */
     double own_ns;         /* GPU: experts that it has, and those read in system memory */
     double mapped_ns;      /* of own_ns: while it reads system memory */

@@ -131,11 +131,12 @@ static void random_profile(struct sl_profile *p)
         p->hop_ns = p->issue_ns = 0;
         memset(p->op_ns, 0, sizeof p->op_ns);
     }
-    const double link = below(2) ? 60e9 : 6e9;
+    static const double links[] = {6e9, 60e9, 60e12};
+    const double link = links[below(3)];
     for (int i = 0; i < SL_N_COPY_SIZES; i++) {
         p->h2d_bytes_per_s[i] = link;
     }
-    p->mapped_bytes_per_s = below(3) * 0.45 * link;
+    p->mapped_bytes_per_s = below(3) * 0.45 * fmin(link, 60e9);
 }
 
 static struct sl_sim_options random_sim(void)
@@ -180,7 +181,7 @@ static double reference(const struct sl_model *model, const struct run *r, float
     return fmax(MAX_MEAN_KL, 3 * mean_kl(logits, other, model->hp.n_vocab));
 }
 
-static int n_right, n_failed, n_refused, n_recovered;
+static int n_right, n_failed, n_refused, n_recovered, n_fed;
 
 static void assert_right(int number, const float *wanted, const float *got, uint32_t n_vocab,
                          double bound)
@@ -228,6 +229,9 @@ static void one_case(int number, const struct sl_model *model, float *wanted, fl
     if (status == SLUICE_STATUS_BUDGET) {
         n_refused++;
     } else if (status == SLUICE_STATUS_OK) {
+        for (int32_t t = 0; t < sl_context_plan(ctx)->n_tiers; t++) {
+            n_fed += sl_context_plan(ctx)->tiers[t].n_fed > 0;
+        }
         status = evaluate(ctx, &r, n_vocab, got, &err);
         for (int turn = 0; status == SLUICE_STATUS_OK && turn < n_turns; turn++) {
             assert_right(number, wanted, got, n_vocab, bound);
@@ -281,8 +285,9 @@ static void test_random(void **state)
     sl_model_close(&model);
     unlink(path);
     free(logits);
-    print_message("%d right, %d of them after a failure; %d failures, %d budgets refused\n",
-                  n_right, n_recovered, n_failed, n_refused);
+    print_message("%d right, %d of them after a failure; %d failures, %d budgets refused; %d tiers "
+                  "fed\n",
+                  n_right, n_recovered, n_failed, n_refused, n_fed);
     assert_true(n_right > (end - first) / 2);
 }
 

@@ -126,9 +126,10 @@ static void check_pass(const struct trace *t, int pass, const struct sl_tier_pla
         const enum sl_placement place = (enum sl_placement)tier->placement[i];
         assert_true((cpu != NULL) == (place == SL_PLACE_HOST));
         assert_true((gpu != NULL) == (place != SL_PLACE_HOST));
-        assert_true((copy != NULL) == (place == SL_PLACE_STREAMED));
+        assert_true((copy != NULL) == sl_place_uses_ring((uint8_t)place));
         if (copy) {
-            assert_true(copy->bytes >= shard->bytes - 256 * SL_SHARD_MAX_WEIGHTS);
+            assert_true(place == SL_PLACE_FED ||
+                        copy->bytes >= shard->bytes - 256 * SL_SHARD_MAX_WEIGHTS);
             assert_true(copy->end_us <= gpu->begin_us);
             assert_true(!last_copy || last_copy->end_us <= copy->begin_us);
             last_copy = copy;

@@ -11,13 +11,13 @@
 static void walk_copy(const struct program *p, struct walk *w, const struct sl_step *step)
 {
     const int32_t i = step->shard;
-    CHECK(p, p->placement[i] == SL_PLACE_STREAMED);
+    CHECK(p, sl_place_uses_ring(p->placement[i]));
     CHECK(p, i > w->last_copied);
-    CHECK(p, i >= w->n_computed);
+    CHECK(p, i >= w->n_queued);
     CHECK(p, step->ring_offset + p->item_bytes[i] <= p->ring_bytes);
-    CHECK(p, step->after >= -1 && step->after < w->n_computed);
-    /* Only streamed shards record an event that can be waited for. */
-    CHECK(p, step->after < 0 || p->placement[step->after] == SL_PLACE_STREAMED);
+    CHECK(p, step->after >= -1 && step->after < w->n_queued);
+    /* Only shards that use the ring record an event that can be waited for. */
+    CHECK(p, step->after < 0 || sl_place_uses_ring(p->placement[step->after]));
     w->waited = step->after > w->waited ? step->after : w->waited;
     for (int32_t j = 0; j < i; j++) {
         const bool overlaps = w->copied[j] &&
@@ -26,7 +26,7 @@ static void walk_copy(const struct program *p, struct walk *w, const struct sl_s
         CHECK(p, !overlaps || j <= w->waited);
     }
     /* As early as that allows: before anything else is computed. */
-    CHECK(p, w->n_computed == w->waited + 1);
+    CHECK(p, w->n_queued == w->waited + 1);
     w->copied[i] = true;
     w->ring_at[i] = step->ring_offset;
     w->last_copied = i;
@@ -37,22 +37,26 @@ static void walk_compute(const struct program *p, struct walk *w, const struct s
     const int32_t i = step->shard;
     CHECK(p, i == w->n_computed);
     const bool gpu = step->kind == SL_STEP_GPU;
-    CHECK(p, gpu == (p->placement[i] != SL_PLACE_HOST) && p->placement[i] != SL_PLACE_SHARED);
+    CHECK(p, gpu == (p->placement[i] != SL_PLACE_HOST) && !sl_place_is_shared(p->placement[i]));
     CHECK(p, gpu == w->on_device && w->n_of_shared == 0);
     if (p->placement[i] == SL_PLACE_STREAMED) {
         CHECK(p, w->copied[i]);
         CHECK(p, step->ring_offset == w->ring_at[i]);
     }
-    w->n_computed++;
+    w->n_queued = ++w->n_computed;
 }
 
-/* Route, own, others, join, one after the other; the hidden state stays on the device. */
+/* Route, own, others, join, one after the other; the hidden state stays on the device. With its own
+ * experts the device is through with the ring. */
 static void walk_shared(const struct program *p, struct walk *w, const struct sl_step *step)
 {
     const int32_t i = step->shard;
-    CHECK(p, i == w->n_computed && p->placement[i] == SL_PLACE_SHARED && w->on_device);
+    CHECK(p, i == w->n_computed && sl_place_is_shared(p->placement[i]) && w->on_device);
     CHECK(p, (int)step->kind == (int)SL_STEP_ROUTE + w->n_of_shared);
+    CHECK(p, step->kind != SL_STEP_OWN || p->placement[i] != SL_PLACE_FED ||
+                 (w->copied[i] && step->ring_offset == w->ring_at[i]));
     w->n_of_shared = step->kind == SL_STEP_JOIN ? 0 : w->n_of_shared + 1;
+    w->n_queued += step->kind == SL_STEP_OWN;
     w->n_computed += step->kind == SL_STEP_JOIN;
 }
 

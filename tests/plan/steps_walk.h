@@ -24,6 +24,7 @@ struct program {
 
 struct walk {
     int32_t n_computed;  /* shards 0 .. n_computed - 1, in order */
+    int32_t n_queued;    /* and those whose work on the ring's bytes is queued */
     bool on_device;      /* where the hidden state is */
     int32_t n_of_shared; /* steps of a shared shard so far */
     int32_t last_copied; /* shard; -1: none */

@@ -207,7 +207,10 @@ static void check_steps(const struct sl_plan *plan, const struct sl_model *model
         const struct sl_shard *const shard = &model->shards[i];
         /* A streamed layer whose KV is at home on the host brings it along. */
         p.item_bytes[i] =
-            up(shard->bytes) + (kv_on_host(plan, shard) ? kv_bytes(model, plan->options.n_ctx) : 0);
+            tier->placement[i] == SL_PLACE_FED
+                ? (size_t)tier->n_fed * plan->slot_bytes
+                : up(shard->bytes) +
+                      (kv_on_host(plan, shard) ? kv_bytes(model, plan->options.n_ctx) : 0);
     }
     walk_program(&p, &w);
 }
@@ -603,7 +606,7 @@ static void test_shapes(void **state)
             assert_ok(sl_plan_create(&plan, model, &profile, &o, &err), err);
             check_plan(plan, model);
             const struct sl_tier_plan *const tier = &plan->tiers[0];
-            int n[4] = {0}, n_ffn[4] = {0};
+            int n[SL_N_PLACEMENTS] = {0}, n_ffn[SL_N_PLACEMENTS] = {0};
             for (int32_t i = 0; i < plan->n_shards; i++) {
                 n[tier->placement[i]]++;
                 n_ffn[tier->placement[i]] += model->shards[i].kind == SL_SHARD_FFN;
@@ -630,6 +633,7 @@ static void test_shapes(void **state)
                 break;
             case SL_STRATEGY_EXPERTS_SHARED:
             case SL_STRATEGY_EXPERTS_MAPPED:
+            case SL_STRATEGY_EXPERTS_FED:
                 assert_int_equal(n_ffn[SL_PLACE_STREAMED], 0);
                 assert_true(model->hp.n_experts == 0 || n_ffn[SL_PLACE_HOST] == 0);
                 break;

@@ -33,16 +33,16 @@ static void make_program(struct program *p, int number)
     p->number = number;
     rng_state = (uint64_t)number * 7919 + 1;
     p->n_shards = 1 + (int32_t)rng_below(MAX_SHARDS);
-    const uint32_t left_out = rng_below(5);
+    const uint32_t left_out = rng_below(SL_N_PLACEMENTS + 1);
     const uint32_t largest = 1 + rng_below(60);
     size_t most = 0, all = 0;
     for (int32_t i = 0; i < p->n_shards; i++) {
-        p->placement[i] = (uint8_t)rng_below(4);
+        p->placement[i] = (uint8_t)rng_below(SL_N_PLACEMENTS);
         if (p->placement[i] == left_out) {
             p->placement[i] = SL_PLACE_STREAMED;
         }
         p->item_bytes[i] = 1 + rng_below(largest);
-        if (p->placement[i] == SL_PLACE_STREAMED) {
+        if (sl_place_uses_ring(p->placement[i])) {
             most = p->item_bytes[i] > most ? p->item_bytes[i] : most;
             all += p->item_bytes[i];
         }
@@ -71,7 +71,7 @@ static void test_random_programs(void **state)
         walk_program(&p, &w);
         size_t all = 0;
         for (int32_t i = 0; i < p.n_shards; i++) {
-            CHECK(&p, w.copied[i] == (p.placement[i] == SL_PLACE_STREAMED));
+            CHECK(&p, w.copied[i] == sl_place_uses_ring(p.placement[i]));
             all += w.copied[i] ? p.item_bytes[i] : 0;
             n_copies += w.copied[i];
         }
@@ -95,7 +95,7 @@ static void test_ring_too_small(void **state)
         make_program(&p, number);
         size_t most = 0;
         for (int32_t i = 0; i < p.n_shards; i++) {
-            if (p.placement[i] == SL_PLACE_STREAMED && p.item_bytes[i] > most) {
+            if (sl_place_uses_ring(p.placement[i]) && p.item_bytes[i] > most) {
                 most = p.item_bytes[i];
             }
         }
@@ -146,7 +146,7 @@ struct item {
 };
 
 struct queue {
-    struct item items[2 * MAX_SHARDS];
+    struct item items[SL_STEPS_PER_SHARD * MAX_SHARDS];
     int32_t n, next; /* issued; finished */
     bool busy;
     double until, total;
@@ -230,7 +230,11 @@ static bool host_advance(struct clockwork *c)
         length = c->cost[step->shard].issue_ns;
         break;
     case SL_STEP_OWN:
-        queue_add(&c->gpu, (struct item){c->cost[step->shard].own_ns, NULL, {NULL, NULL}});
+        queue_add(&c->gpu, (struct item){c->cost[step->shard].own_ns,
+                                         c->p->placement[step->shard] == SL_PLACE_FED
+                                             ? &c->ready[step->shard]
+                                             : NULL,
+                                         {&c->done[step->shard], NULL}});
         c->pc++;
         return true;
     case SL_STEP_OTHERS:
@@ -368,7 +372,7 @@ static void test_simulator(void **state)
                                              .others_ns = rng_below(30)};
             cost[i].cpu_busy_ns = cost[i].cpu_ns;
             cost[i].others_busy_ns = cost[i].others_ns;
-            if (p.placement[i] != SL_PLACE_STREAMED) {
+            if (!sl_place_uses_ring(p.placement[i])) {
                 cost[i].copy_ns = 0;
             }
         }
@@ -453,6 +457,21 @@ static void test_simulator_by_hand(void **state)
     /* It reads system memory for those 30, beside the copy: both go half as fast. */
     costs[0].mapped_ns = 30;
     assert_true(simulate(&p, costs, &hop).pass_ns == 13 + 60 + 3 + 10);
+    /* Two that are fed through one slot: the first computes its own when its copy is there, from 60
+     * to 90, while the CPU has its part from 20 to 60; join 3, choice 10 until 103. The second copy
+     * ends at 150, 30 of it beside the CPU. Own until 180, join 3. */
+    p.placement[0] = p.placement[1] = SL_PLACE_FED;
+    p.ring_bytes = 1;
+    costs[0].mapped_ns = 0;
+    costs[0].copy_ns = 60;
+    costs[1] = costs[0];
+    compile(&p);
+    assert_true(simulate(&p, costs, &hop).pass_ns == 60 + 30 + 60 + 30 + 3);
+    /* With room for both the second copy is there at 120, and the CPU ends last: 103, down 7. */
+    p.ring_bytes = 2;
+    compile(&p);
+    costs[1].others_ns = costs[1].others_busy_ns = 50;
+    assert_true(simulate(&p, costs, &hop).pass_ns == 110 + 50 + 3);
 }
 
 int main(void)
