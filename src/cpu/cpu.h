@@ -18,6 +18,7 @@ enum sl_cpu_level {
     SL_CPU_AVX2,       /* AVX2 + FMA + F16C */
     SL_CPU_AVX512,     /* F, BW, DQ, VL */
     SL_CPU_AVX512VNNI, /* + VNNI (and BF16 where present) */
+    SL_CPU_AMX,        /* + BF16 and AMX tiles of bytes and bfloats */
     SL_CPU_NEON,       /* Armv8.2 with dot product */
     SL_CPU_N_LEVELS,
 };

@@ -16,13 +16,17 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
 static const char *const names[SL_CPU_N_LEVELS] = {
     [SL_CPU_SCALAR] = "scalar",         [SL_CPU_AVX2] = "avx2", [SL_CPU_AVX512] = "avx512",
-    [SL_CPU_AVX512VNNI] = "avx512vnni", [SL_CPU_NEON] = "neon",
+    [SL_CPU_AVX512VNNI] = "avx512vnni", [SL_CPU_AMX] = "amx",   [SL_CPU_NEON] = "neon",
 };
 
 /* The cap: a level, or one of these. Set from any thread, so atomic. */
@@ -41,6 +45,19 @@ static uint64_t xcr0(void)
     uint32_t low, high;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (uint64_t)high << 32 | low;
+}
+
+/* Whether the system lets this process use tiles: it saves their 8 KB for those only who have
+ * asked, once and for all threads, and may say no (kernels before 5.16, small signal stacks). */
+static bool tiles_allowed(void)
+{
+#if defined(__linux__)
+    const long request = 0x1023; /* ARCH_REQ_XCOMP_PERM */
+    const long tile_data = 18;
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return false;
+#endif
 }
 
 /* Levels of this processor, a bit each. */
@@ -66,7 +83,15 @@ static unsigned detect(void)
         return levels;
     }
     levels |= 1u << SL_CPU_AVX512;
-    return (c7 & vnni_7) == vnni_7 ? levels | 1u << SL_CPU_AVX512VNNI : levels;
+    if ((c7 & vnni_7) != vnni_7) {
+        return levels;
+    }
+    levels |= 1u << SL_CPU_AVX512VNNI;
+    const unsigned amx_7 = 1u << 22 | 1u << 24 | 1u << 25; /* bfloats, tiles, bytes */
+    if ((saved & 0x60000) != 0x60000 || (d7 & amx_7) != amx_7 || !tiles_allowed()) {
+        return levels;
+    }
+    return levels | 1u << SL_CPU_AMX;
 }
 #else
 static unsigned detect(void)
@@ -124,7 +149,7 @@ enum sl_cpu_level sl_cpu_level(void)
         const char *name = getenv("SLUICE_CPU");
         if (name != NULL && name[0] != '\0' && !level_from_name(name, &most)) {
             sl_log(SL_LOG_WARN,
-                   "SLUICE_CPU=%s is no level (scalar, avx2, avx512, avx512vnni, "
+                   "SLUICE_CPU=%s is no level (scalar, avx2, avx512, avx512vnni, amx, "
                    "neon); using the best one",
                    name);
         }
@@ -139,7 +164,7 @@ enum sluice_status sl_cpu_set_level_cap(const char *name, struct sluice_error *e
     if (name != NULL && !level_from_name(name, &level)) {
         return sl_error_set(err, SLUICE_STATUS_INVALID_ARGUMENT,
                             "unknown CPU level \"%s\": levels are scalar, avx2, avx512, "
-                            "avx512vnni and neon; this machine has %s",
+                            "avx512vnni, amx and neon; this machine has %s",
                             name, sl_cpu_level_name(best_level(CAP_NONE)));
     }
     atomic_store(&cap, level);

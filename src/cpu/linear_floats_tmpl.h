@@ -13,10 +13,9 @@
 
 #define FLOATS_ROWS (2 * V_LANES)
 
-/* Rows of 4-byte items, SL_LINEAR_FLOATS_STEPS apart, to lines. */
-INLINE void transpose_items(const uint8_t *rows, int n_steps, uint8_t *panel)
+/* Rows of 4-byte items, `stride` bytes apart, to lines. */
+INLINE void transpose_items(const uint8_t *rows, size_t stride, int n_steps, uint8_t *panel)
 {
-    const size_t stride = SL_LINEAR_FLOATS_STEPS * 4;
     for (int half = 0; half < 2; half++) {
         for (int c = 0; c < n_steps; c += V_LANES) {
             vi columns[V_LANES];
@@ -67,7 +66,7 @@ INLINE void build_floats_body(enum sl_type type, const uint8_t *w, size_t row_by
         row_to_floats(type, w + (size_t)r * row_bytes, first, n, row);
         memset(row + n, 0, (size_t)(whole - n) * sizeof(float));
     }
-    transpose_items(rows, whole, panel);
+    transpose_items(rows, SL_LINEAR_FLOATS_STEPS * sizeof(float), whole, panel);
 }
 
 INLINE void floats_tile_body(const uint8_t *panel, const float *x, const int n_tokens, int n_steps,
@@ -94,35 +93,38 @@ INLINE void floats_tile_body(const uint8_t *panel, const float *x, const int n_t
 }
 
 #ifdef __AVX512BF16__
+/* n_cols is whole 32s. Rows are turned where they lie, unless some are missing. */
 INLINE void build_bfloats_body(const uint8_t *w, size_t row_bytes, int n_rows, int64_t first,
                                int n_cols, void *panel, void *rows)
 {
-    const int steps = (n_cols + 1) / 2;
-    const int whole = (steps + V_LANES - 1) / V_LANES * V_LANES;
-    for (int r = 0; r < FLOATS_ROWS; r++) {
-        uint8_t *row = (uint8_t *)rows + (size_t)r * SL_LINEAR_FLOATS_STEPS * 4;
-        const size_t bytes = r < n_rows ? (size_t)n_cols * 2 : 0;
-        if (bytes > 0) {
-            memcpy(row, w + (size_t)r * row_bytes + 2 * first, bytes);
+    const uint8_t *at = w + 2 * first;
+    if (n_rows < FLOATS_ROWS) {
+        const size_t bytes = (size_t)n_cols * 2;
+        for (int r = 0; r < FLOATS_ROWS; r++) {
+            uint8_t *row = (uint8_t *)rows + (size_t)r * bytes;
+            if (r < n_rows) {
+                memcpy(row, at + (size_t)r * row_bytes, bytes);
+            } else {
+                memset(row, 0, bytes);
+            }
         }
-        memset(row + bytes, 0, (size_t)whole * 4 - bytes);
+        at = rows;
+        row_bytes = bytes;
     }
-    transpose_items(rows, whole, panel);
+    transpose_items(at, row_bytes, n_cols / 2, panel);
 }
 
+/* To [pair of columns][tokens]. */
 INLINE void pack_bfloats_body(const float *x, int64_t stride, int n_tokens, int64_t n_cols,
                               void *dst)
 {
     uint32_t *out = dst;
     for (int t = 0; t < n_tokens; t++) {
-        const float *xt = x + t * stride;
         for (int64_t i = 0; i < n_cols; i += 16) {
-            const int n = n_cols - i < 16 ? (int)(n_cols - i) : 16;
-            const __mmask16 mask = (__mmask16)((1u << n) - 1);
-            const __m256bh halves = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, xt + i));
+            const __m256bh halves = _mm512_cvtneps_pbh(vf_load(x + t * stride + i));
             uint32_t pairs[8];
             memcpy(pairs, &halves, sizeof(pairs));
-            for (int k = 0; 2 * k < n; k++) {
+            for (int k = 0; k < 8; k++) {
                 out[(i / 2 + k) * n_tokens + t] = pairs[k];
             }
         }

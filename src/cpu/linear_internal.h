@@ -76,13 +76,15 @@ enum sl_linear_panel_kind {
     SL_LINEAR_WORDS,   /* 16-bit integers, 2 columns a lane; activations packed to 16 bits */
     SL_LINEAR_FLOATS,  /* floats, 1 column a lane; activations as they are */
     SL_LINEAR_BFLOATS, /* bfloats, 2 columns a lane; activations rounded to bfloats */
+    SL_LINEAR_N_KINDS,
 };
 #define SL_LINEAR_MAX_PANEL_ROWS 32
 #define SL_LINEAR_BYTES_COLS 768 /* most columns of a panel; half of it with words */
 #define SL_LINEAR_FLOATS_STEPS 128
+#define SL_LINEAR_FLOATS_TOKENS 16 /* most tokens of a tile of floats */
 /* Not a power of two, or the rows of a tile would share their cache sets. */
 #define SL_LINEAR_FLOATS_STRIDE (SL_LINEAR_FLOATS_STEPS + 16)
-#define SL_LINEAR_MAX_TILE_TOKENS 16
+#define SL_LINEAR_MAX_TILE_TOKENS 32
 
 /* How the activations' sums enter: nothing else depends on the type once a panel is made. */
 struct sl_linear_correction {
@@ -113,13 +115,15 @@ struct sl_linear_tile {
 typedef void sl_linear_tile_fn(const void *panel, const void *x, int n_tokens, int n_steps,
                                float *y, int64_t stride);
 
+typedef void sl_linear_build_fn(const uint8_t *w, size_t row_bytes, int n_rows, int n_cols,
+                                struct sl_linear_panel *panel);
+
 struct sl_linear_panel_type {
     enum sl_linear_panel_kind kind;
     struct sl_linear_correction correction; /* of bytes */
     /* For bytes and words. Unpack n_rows <= panel_rows rows (the others become zero) from column 0
      * of `w` on. n_cols is whole 32s, and whole 256s (words: 128s) but at the end of a row. */
-    void (*build)(const uint8_t *w, size_t row_bytes, int n_rows, int n_cols,
-                  struct sl_linear_panel *panel);
+    sl_linear_build_fn *build;
     sl_linear_tile_fn *tile; /* panel: struct sl_linear_panel, x: struct sl_linear_tile */
 };
 
@@ -130,12 +134,14 @@ typedef void sl_linear_pack_bytes_fn(const float *x, int64_t stride, int n_token
                                      void *const *sums, int n_corrections);
 typedef void sl_linear_pack_words_fn(const float *x, int64_t stride, int n_tokens, int64_t n_cols,
                                      int16_t *q, float *d);
-/* To bfloats, [pair of columns][tokens]; a missing last column is zero. */
+/* To bfloats, as the set's tile kernel wants them: [pair of columns][tokens] or
+ * [columns / 32][tokens][32]. */
 typedef void sl_linear_pack_bfloats_fn(const float *x, int64_t stride, int n_tokens, int64_t n_cols,
                                        void *dst);
 /* Columns first .. first + n_cols - 1 of rows of a type to panel[column][panel_rows] of floats, or
- * panel[pair of columns][..] of bfloats; missing rows and columns are zero. `rows` is scratch of as
- * many bytes. n_cols is at most SL_LINEAR_FLOATS_STEPS, or as many pairs. */
+ * panel[pair of columns][..] of bfloats (whole 32s of columns); missing rows and columns are zero.
+ * `rows` is scratch of as many bytes. n_cols is at most SL_LINEAR_FLOATS_STEPS, or as many pairs.
+ */
 typedef void sl_linear_build_floats_fn(enum sl_type type, const void *w, size_t row_bytes,
                                        int n_rows, int64_t first, int n_cols, void *panel,
                                        void *rows);
@@ -145,19 +151,20 @@ typedef void sl_linear_activate_fn(enum sl_activation activation, const float *g
 
 struct sl_linear_panel_kernels {
     int panel_rows;
-    int bytes_tokens;                         /* tokens of a tile, bytes or words */
-    int floats_tokens;                        /* the same with floats or bfloats */
+    int tile_tokens[SL_LINEAR_N_KINDS];       /* most tokens of a tile, by kind of panel */
     const struct sl_linear_panel_type *types; /* by type */
     sl_linear_pack_bytes_fn *pack_bytes;
     sl_linear_pack_words_fn *pack_words; /* where there are types of words */
     sl_linear_build_floats_fn *build_floats;
-    /* Tiles are [tokens][SL_LINEAR_FLOATS_STRIDE] floats, or [pair of columns][tokens] of
-     * bfloats. */
-    sl_linear_tile_fn *tile_floats;
+    sl_linear_tile_fn *tile_floats; /* tiles: [tokens][SL_LINEAR_FLOATS_STRIDE] */
     /* NULL where the processor has no product of bfloats. */
     sl_linear_pack_bfloats_fn *pack_bfloats;
     sl_linear_build_floats_fn *build_bfloats;
     sl_linear_tile_fn *tile_bfloats;
+    /* Where tile kernels need the processor in a state of its own (NULL: they do not): a thread
+     * calls `open` before those of a kind of panel, and `close` after. */
+    void (*open)(enum sl_linear_panel_kind kind, bool group16);
+    void (*close)(void);
 };
 
 struct sl_cpu_linear_kernels {
@@ -246,6 +253,7 @@ extern const struct sl_linear_panel_kernels sl_linear_panels_avxvnni;
 extern const struct sl_linear_panel_kernels sl_linear_panels_avx512;
 extern const struct sl_linear_panel_kernels sl_linear_panels_avx512vnni;
 extern const struct sl_linear_panel_kernels sl_linear_panels_avx512bf16; /* with VNNI */
+extern const struct sl_linear_panel_kernels sl_linear_panels_amx;
 sl_linear_activate_fn sl_linear_activate_avx2, sl_linear_activate_avx512;
 sl_linear_pack_bytes_fn sl_linear_pack_bytes_avx2;
 sl_linear_build_floats_fn sl_linear_build_floats_avx2, sl_linear_build_floats_avx512;
@@ -253,6 +261,9 @@ sl_linear_build_floats_fn sl_linear_build_bfloats_avx512bf16;
 sl_linear_pack_bfloats_fn sl_linear_pack_bfloats_avx512bf16;
 sl_linear_tile_fn sl_linear_tile_floats_avx2, sl_linear_tile_floats_avx512;
 sl_linear_tile_fn sl_linear_tile_bfloats_avx512bf16;
+sl_linear_pack_words_fn sl_linear_pack_words_avx512vnni;
+sl_linear_build_fn sl_linear_build_words_f16_avx512vnni;
+sl_linear_tile_fn sl_linear_tile_words_avx512vnni;
 #elif defined(__aarch64__)
 extern const struct sl_linear_rows_kernels sl_linear_rows_neon;
 extern const struct sl_linear_panel_kernels sl_linear_panels_neon;

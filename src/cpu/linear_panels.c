@@ -26,7 +26,7 @@ union panels {
     struct {
         float panel[FLOAT_PANELS][SL_LINEAR_FLOATS_STEPS * SL_LINEAR_MAX_PANEL_ROWS];
         float rows[SL_LINEAR_FLOATS_STEPS * SL_LINEAR_MAX_PANEL_ROWS];
-        float tile[SL_LINEAR_MAX_TILE_TOKENS * SL_LINEAR_FLOATS_STRIDE];
+        float tile[SL_LINEAR_FLOATS_TOKENS * SL_LINEAR_FLOATS_STRIDE];
     } floats;
 };
 _Static_assert(sizeof(union panels) <= SL_LINEAR_PANELS_BYTES, "thread scratch");
@@ -55,7 +55,7 @@ static const struct sl_linear_panel_type *panel_type(const struct sl_linear_call
 }
 
 /* Two packed forms together would not fit the scratch: then words and bfloats are treated as
- * floats. So they are where the caller wants it, and words where columns are no whole scales. */
+ * floats. So they are where the caller wants it, and where columns are no whole 32s. */
 static enum sl_linear_panel_kind panel_kind(const struct sl_linear_call *c, int part)
 {
     const enum sl_linear_panel_kind kind = panel_type(c, part)->kind;
@@ -67,7 +67,7 @@ static enum sl_linear_panel_kind panel_kind(const struct sl_linear_call *c, int 
         const enum sl_linear_panel_kind other = panel_type(c, i)->kind;
         mixed = mixed || (other != kind && other != SL_LINEAR_FLOATS);
     }
-    const bool ragged = kind == SL_LINEAR_WORDS && c->op->part[part].w.n_cols % 32 != 0;
+    const bool ragged = c->op->part[part].w.n_cols % 32 != 0;
     return c->exact || mixed || ragged ? SL_LINEAR_FLOATS : kind;
 }
 
@@ -122,15 +122,16 @@ static struct sl_linear_tile tile_at(const struct sl_linear_packed *x, int i, in
 
 static char *bfloats_at(const struct sl_linear_packed *x, int64_t token, int n_tokens, int64_t col)
 {
-    return x->bfloats + 4 * (token * ((x->n_cols + 1) / 2) + n_tokens * (col / 2));
+    return x->bfloats + 2 * (token * x->n_cols + n_tokens * col);
 }
 
 int sl_linear_packed_tile(const struct sl_linear_call *c, const struct sl_linear_packed *x)
 {
-    const struct sl_linear_panel_kernels *k = c->kernels->panels;
-    return x->n_corrections > 0 || x->words ? k->bytes_tokens
-           : x->bfloats != NULL             ? k->floats_tokens
-                                            : 0;
+    const int *tokens = c->kernels->panels->tile_tokens;
+    return x->n_corrections > 0 ? tokens[SL_LINEAR_BYTES]
+           : x->words           ? tokens[SL_LINEAR_WORDS]
+           : x->bfloats != NULL ? tokens[SL_LINEAR_BFLOATS]
+                                : 0;
 }
 
 void sl_linear_packed_fill(const struct sl_linear_call *c, const struct sl_linear_packed *x,
@@ -273,15 +274,16 @@ static void bytes_rows(const struct sl_linear_call *c, const struct sl_linear_pa
     struct sl_linear_panel *panel = &((union panels *)(void *)c->own)->bytes;
     const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
     const int correction = x->words ? 0 : find_correction(x, type->correction);
-    const int n_tiles = (p->end_token - p->token + k->bytes_tokens - 1) / k->bytes_tokens;
+    const int most = k->tile_tokens[type->kind];
+    const int n_tiles = (p->end_token - p->token + most - 1) / most;
     const int step = panel_cols(x->n_cols, x->words);
     float *y = c->op->part[p->part].y + p->first;
     for (int64_t col = 0; col < x->n_cols; col += step) {
         const int n_cols = (int)(x->n_cols - col < step ? x->n_cols - col : step);
         type->build((const uint8_t *)weights_at(c, p, col), row_bytes, p->n, n_cols, panel);
         struct fetch fetch = fetch_next(c, p, col, step, n_tiles);
-        for (int t = p->token; t < p->end_token; t += k->bytes_tokens) {
-            const int n = min_int(k->bytes_tokens, p->end_token - t);
+        for (int t = p->token; t < p->end_token; t += most) {
+            const int n = min_int(most, p->end_token - t);
             const struct sl_linear_tile tile = tile_at(x, correction, t, n, col);
             fetch_some(&fetch);
             run_tile(type->tile, panel, &tile, n, n_cols, y + t * w->n_rows, w->n_rows, p->n,
@@ -299,24 +301,31 @@ static void floats_rows(const struct sl_linear_call *c, const struct sl_linear_p
     union panels *own = (union panels *)(void *)c->own;
     const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
     const int range = SL_LINEAR_FLOATS_STEPS * (bfloats ? 2 : 1);
+    const int most = kernels->tile_tokens[bfloats ? SL_LINEAR_BFLOATS : SL_LINEAR_FLOATS];
+    const int n_tiles = (p->end_token - p->token + most - 1) / most;
     float *y = c->op->part[p->part].y + p->first;
     for (int64_t col = 0; col < x->n_cols; col += range) {
         const int n_cols = (int)(x->n_cols - col < range ? x->n_cols - col : range);
-        const int n_steps = bfloats ? (n_cols + 1) / 2 : n_cols;
+        const int n_steps = bfloats ? n_cols / 2 : n_cols;
         for (int r = 0, i = 0; r < p->n; r += kernels->panel_rows, i++) {
             const char *data = weights_at(c, p, 0) + (size_t)r * row_bytes;
             const int n = min_int(kernels->panel_rows, p->n - r);
             (bfloats ? kernels->build_bfloats : kernels->build_floats)(
                 w->type, data, row_bytes, n, col, n_cols, own->floats.panel[i], own->floats.rows);
         }
-        for (int t = p->token; t < p->end_token; t += kernels->floats_tokens) {
-            const int n = min_int(kernels->floats_tokens, p->end_token - t);
+        struct fetch fetch = {0};
+        if (bfloats) { /* the others are bound by arithmetic alone */
+            fetch = fetch_next(c, p, col, range, n_tiles * FLOAT_PANELS);
+        }
+        for (int t = p->token; t < p->end_token; t += most) {
+            const int n = min_int(most, p->end_token - t);
             const void *tile = bfloats ? (void *)bfloats_at(x, t, n, col) : own->floats.tile;
             for (int k = 0; !bfloats && k < n; k++) {
                 memcpy(own->floats.tile + k * SL_LINEAR_FLOATS_STRIDE,
                        c->op->x + (t + k) * x->n_cols + col, (size_t)n_cols * sizeof(float));
             }
             for (int r = 0, i = 0; r < p->n; r += kernels->panel_rows, i++) {
+                fetch_some(&fetch);
                 run_tile(bfloats ? kernels->tile_bfloats : kernels->tile_floats,
                          own->floats.panel[i], tile, n, n_steps, y + t * w->n_rows + r, w->n_rows,
                          min_int(kernels->panel_rows, p->n - r), kernels->panel_rows);
@@ -344,18 +353,24 @@ static void start_piece(const struct sl_linear_call *c, const struct piece *p)
 static void multiply(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                      const struct piece *p)
 {
-    start_piece(c, p);
+    const struct sl_linear_panel_kernels *k = c->kernels->panels;
     const enum sl_linear_panel_kind kind = panel_kind(c, p->part);
+    start_piece(c, p);
+    if (k->open != NULL) {
+        k->open(kind, panel_type(c, p->part)->correction.group16);
+    }
     if (kind == SL_LINEAR_FLOATS || kind == SL_LINEAR_BFLOATS) {
         floats_rows(c, x, p, kind == SL_LINEAR_BFLOATS);
-        return;
+    } else {
+        struct piece some = *p;
+        for (int r = 0; r < p->n; r += k->panel_rows) {
+            some.first = p->first + r;
+            some.n = min_int(k->panel_rows, p->n - r);
+            bytes_rows(c, x, &some);
+        }
     }
-    const int panel_rows = c->kernels->panels->panel_rows;
-    struct piece some = *p;
-    for (int r = 0; r < p->n; r += panel_rows) {
-        some.first = p->first + r;
-        some.n = min_int(panel_rows, p->n - r);
-        bytes_rows(c, x, &some);
+    if (k->close != NULL) {
+        k->close();
     }
 }
 
@@ -381,13 +396,24 @@ static void run_piece(const struct sl_linear_call *c, const struct sl_linear_pac
  * takes a contiguous stretch of equal cost; so at most two threads unpack the same rows. */
 struct shares {
     int n_parts, n_splits;
-    int token_unit; /* splits begin at whole tiles of both kinds */
+    int token_unit; /* splits begin at whole tiles of every part */
     int64_t units[SL_LINEAR_MAX_PARTS];
     int64_t cost[SL_LINEAR_MAX_PARTS]; /* of one split of one unit */
     int64_t total;
 };
 
 #define SPLITS_PER_THREAD 8
+/* With fewer tokens in a split unpacking would count. */
+#define LEAST_SPLIT 42
+
+static int common_multiple(int a, int b)
+{
+    int both = a;
+    while (both % b != 0) {
+        both += a;
+    }
+    return both;
+}
 
 static struct shares make_shares(const struct sl_linear_call *c)
 {
@@ -398,7 +424,11 @@ static struct shares make_shares(const struct sl_linear_call *c)
                                [SL_LINEAR_BFLOATS] = 4};
     const struct sl_linear_panel_kernels *k = c->kernels->panels;
     struct shares s = {.n_parts = c->op->activation != SL_ACT_NONE ? 1 : c->op->n_parts,
-                       .token_unit = k->bytes_tokens * k->floats_tokens / 2};
+                       .token_unit = 1};
+    for (int i = 0; i < c->op->n_parts; i++) {
+        s.token_unit = common_multiple(s.token_unit, k->tile_tokens[panel_kind(c, i)]);
+    }
+    s.token_unit *= (LEAST_SPLIT + s.token_unit - 1) / s.token_unit;
     int64_t n_units = 0;
     for (int i = 0; i < s.n_parts; i++) {
         s.units[i] = (c->op->part[i].w.n_rows + k->panel_rows - 1) / k->panel_rows;

@@ -24,6 +24,8 @@ static const struct sl_cpu_linear_kernels variants[] = {
      sl_linear_activate_avx512},
     {"avx512bf16", SL_CPU_AVX512VNNI, SL_LINEAR_NEEDS_AVX512_BF16, &sl_linear_rows_avx512vnni,
      &sl_linear_panels_avx512bf16, sl_linear_activate_avx512},
+    {"amx", SL_CPU_AMX, SL_LINEAR_NEEDS_AVX512_BF16, &sl_linear_rows_avx512vnni,
+     &sl_linear_panels_amx, sl_linear_activate_avx512},
 #elif defined(__aarch64__)
     {"neon", SL_CPU_NEON, 0, &sl_linear_rows_neon, &sl_linear_panels_neon,
      sl_linear_activate_scalar},

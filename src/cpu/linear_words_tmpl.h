@@ -122,7 +122,7 @@ INLINE void word_products(vi sums[][2], const uint8_t *q, const int8_t *x, const
 INLINE void words_body(const struct sl_linear_panel *panel, const struct sl_linear_tile *x,
                        const int n_tokens, int n_cols, float *y, int64_t stride)
 {
-    vf acc[SL_LINEAR_MAX_TILE_TOKENS][2];
+    vf acc[BYTES_TOKENS][2];
     for (int t = 0; t < n_tokens; t++) {
         acc[t][0] = vf_load(y + t * stride);
         acc[t][1] = vf_load(y + t * stride + V_LANES);
@@ -132,7 +132,7 @@ INLINE void words_body(const struct sl_linear_panel *panel, const struct sl_line
     const int8_t *xq = x->q;
     const float *xd = x->d;
     for (int block = 0; block < n_cols / 32; block++) {
-        vi sums[SL_LINEAR_MAX_TILE_TOKENS][2];
+        vi sums[BYTES_TOKENS][2];
         for (int t = 0; t < n_tokens; t++) {
             sums[t][0] = sums[t][1] = vi_zero();
         }

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "cpu/amx_emulated.h"
 #include "cpu/cpu.h"
 #include "cpu/kernels.h"
 #include "cpu/linear_internal.h"
@@ -165,6 +166,13 @@ static void problem_destroy(struct problem *p)
     free(p->x);
 }
 
+/* The sets of kernels that run here, and AMX by emulation; NULL past the last. */
+static const struct sl_cpu_linear_kernels *variant(int i)
+{
+    const struct sl_cpu_linear_kernels *k = sl_linear_variant(i);
+    return k == NULL && (i == 0 || sl_linear_variant(i - 1) != NULL) ? sl_test_linear_amx() : k;
+}
+
 static bool exact; /* of the next calls */
 
 struct team_run {
@@ -239,7 +247,7 @@ static void check(struct problem *p, double bound, const char *what)
 {
     const int n_results = p->op.linear.activation != SL_ACT_NONE ? 1 : p->op.linear.n_parts;
     const struct sl_cpu_linear_kernels *kernels;
-    for (int v = 0; (kernels = sl_linear_variant(v)) != NULL; v++) {
+    for (int v = 0; (kernels = variant(v)) != NULL; v++) {
         run(p, kernels, NULL, 1);
         for (int i = 0; i < n_results; i++) {
             const double d = distance(p, i);
@@ -425,7 +433,7 @@ static void test_threads(void **unused)
             add_part(&p, types[(t + 3) % N_TYPES], rows[k] + 40, n_cols, false);
             problem_finish(&p);
             const struct sl_cpu_linear_kernels *kernels;
-            for (int v = 0; (kernels = sl_linear_variant(v)) != NULL; v++) {
+            for (int v = 0; (kernels = variant(v)) != NULL; v++) {
                 run(&p, kernels, NULL, 1);
                 for (int i = 0; i < 2; i++) {
                     memcpy(p.expected[i], p.y[i] + 1, y_items(&p, i) * sizeof(float));
@@ -470,7 +478,7 @@ static void test_exact(void **unused)
             add_part(&p, floats[t], 40, 768, true);
             problem_finish(&p);
             const struct sl_cpu_linear_kernels *kernels;
-            for (int v = 0; (kernels = sl_linear_variant(v)) != NULL; v++) {
+            for (int v = 0; (kernels = variant(v)) != NULL; v++) {
                 exact = true;
                 run(&p, kernels, NULL, 1);
                 exact = false;

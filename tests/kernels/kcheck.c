@@ -359,7 +359,8 @@ static enum sluice_status run_cpu_levels(const struct options *o, struct totals 
             .precision = {.input = 0.0,
                           .bf16 = 0x1p-8,
                           .x_8bit = true,
-                          .words = level == SL_CPU_AVX2 || level == SL_CPU_AVX512VNNI,
+                          .words = level == SL_CPU_AVX2 || level == SL_CPU_AVX512VNNI ||
+                                   level == SL_CPU_AMX,
                           .kv_exact = true},
         };
         snprintf(t.name, sizeof(t.name), "%s", sl_cpu_level_name((enum sl_cpu_level)level));

@@ -47,8 +47,7 @@ static FLOATS_FUNCTION(tile_floats, floats_tile_body)
 
 const struct sl_linear_panel_kernels sl_linear_panels_neon = {
     .panel_rows = PANEL_ROWS,
-    .bytes_tokens = BYTES_TOKENS,
-    .floats_tokens = FLOATS_TOKENS,
+    .tile_tokens = {[SL_LINEAR_BYTES] = BYTES_TOKENS, [SL_LINEAR_FLOATS] = FLOATS_TOKENS},
     .types = types,
     .pack_bytes = pack_bytes,
     .build_floats = build_floats,

@@ -18,8 +18,7 @@ static const struct sl_linear_panel_type types[SL_TYPE_N] = {
 
 const struct sl_linear_panel_kernels sl_linear_panels_avx2 = {
     .panel_rows = PANEL_ROWS,
-    .bytes_tokens = BYTES_TOKENS,
-    .floats_tokens = 6,
+    .tile_tokens = {[SL_LINEAR_BYTES] = BYTES_TOKENS, [SL_LINEAR_FLOATS] = 6},
     .types = types,
     .pack_bytes = sl_linear_pack_bytes_avx2,
     .build_floats = sl_linear_build_floats_avx2,

@@ -6,6 +6,25 @@
 #include "cpu/x86/linear_load_v512.h"
 #include "cpu/linear_words_tmpl.h"
 
+/* Words serve levels above this one too. */
+void sl_linear_pack_words_avx512vnni(const float *x, int64_t stride, int n_tokens, int64_t n_cols,
+                                     int16_t *q, float *d)
+{
+    pack_words(x, stride, n_tokens, n_cols, q, d);
+}
+
+void sl_linear_build_words_f16_avx512vnni(const uint8_t *w, size_t row_bytes, int n_rows,
+                                          int n_cols, struct sl_linear_panel *panel)
+{
+    build_words_f16(w, row_bytes, n_rows, n_cols, panel);
+}
+
+void sl_linear_tile_words_avx512vnni(const void *panel, const void *x, int n_tokens, int n_cols,
+                                     float *y, int64_t stride)
+{
+    tile_words(panel, x, n_tokens, n_cols, y, stride);
+}
+
 static const struct sl_linear_panel_type types[SL_TYPE_N] = {
     [SL_TYPE_F32] = {.kind = SL_LINEAR_FLOATS},
     WORDS_F16_ENTRY,
@@ -16,8 +35,9 @@ static const struct sl_linear_panel_type types[SL_TYPE_N] = {
 
 const struct sl_linear_panel_kernels sl_linear_panels_avx512vnni = {
     .panel_rows = PANEL_ROWS,
-    .bytes_tokens = BYTES_TOKENS,
-    .floats_tokens = 14,
+    .tile_tokens = {[SL_LINEAR_BYTES] = BYTES_TOKENS,
+                    [SL_LINEAR_WORDS] = BYTES_TOKENS,
+                    [SL_LINEAR_FLOATS] = 14},
     .types = types,
     .pack_bytes = sl_linear_pack_bytes_avx2,
     .pack_words = pack_words,
@@ -36,8 +56,10 @@ static const struct sl_linear_panel_type types_bf16[SL_TYPE_N] = {
 
 const struct sl_linear_panel_kernels sl_linear_panels_avx512bf16 = {
     .panel_rows = PANEL_ROWS,
-    .bytes_tokens = BYTES_TOKENS,
-    .floats_tokens = 14,
+    .tile_tokens = {[SL_LINEAR_BYTES] = BYTES_TOKENS,
+                    [SL_LINEAR_WORDS] = BYTES_TOKENS,
+                    [SL_LINEAR_FLOATS] = 14,
+                    [SL_LINEAR_BFLOATS] = 14},
     .types = types_bf16,
     .pack_bytes = sl_linear_pack_bytes_avx2,
     .pack_words = pack_words,

@@ -16,8 +16,9 @@ static const struct sl_linear_panel_type types[SL_TYPE_N] = {
 
 const struct sl_linear_panel_kernels sl_linear_panels_avxvnni = {
     .panel_rows = PANEL_ROWS,
-    .bytes_tokens = BYTES_TOKENS,
-    .floats_tokens = 6,
+    .tile_tokens = {[SL_LINEAR_BYTES] = BYTES_TOKENS,
+                    [SL_LINEAR_WORDS] = BYTES_TOKENS,
+                    [SL_LINEAR_FLOATS] = 6},
     .types = types,
     .pack_bytes = sl_linear_pack_bytes_avx2,
     .pack_words = pack_words,
