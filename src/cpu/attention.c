@@ -28,21 +28,25 @@
 /* Shorter ranges cost more in merging and hand-outs than they gain. */
 #define MIN_RANGE (2 * SL_KV_BLOCK)
 
-/* A thread's working memory: 208 KiB at the largest head, inside its L2 cache. */
+/* A thread's working memory: 257 KiB, of which smaller heads use less. */
 struct memory {
-    float q[TILE_ROWS * MAX_HEAD_DIM];
+    float q[SL_CPU_MATRIX_Q_BYTES / sizeof(float)]; /* or as floats, which are fewer */
     float o[TILE_ROWS * MAX_HEAD_DIM];
-    float kv[SL_KV_BLOCK * MAX_HEAD_DIM]; /* keys, then values, of one block */
+    float kv[SL_CPU_MATRIX_BYTES / sizeof(float)]; /* keys, then values, of one block */
     float s[TILE_ROWS * SL_KV_BLOCK];
     float max[TILE_ROWS], sum[TILE_ROWS], factor[TILE_ROWS];
     float first[TILE_ROWS], end[TILE_ROWS]; /* bounds inside the block, for softmax_tile */
     int32_t first_pos[TILE_ROWS], end_pos[TILE_ROWS];
 };
 _Static_assert(sizeof(struct memory) <= SL_CPU_THREAD_SCRATCH_BYTES, "thread scratch");
+_Static_assert(SL_CPU_MATRIX_ROWS == TILE_ROWS &&
+                   SL_CPU_MATRIX_BYTES >= sizeof(float) * SL_KV_BLOCK * MAX_HEAD_DIM,
+               "memory of a block");
 
 struct work {
     const struct sl_op_attention *op;
     const struct sl_cpu_attention_kernels *k;
+    const struct sl_cpu_attention_matrix_kernels *matrix; /* NULL: not for this cache */
     int32_t n_tokens;
     int32_t group; /* query heads of a KV head */
     int32_t start; /* first position of range 0 */
@@ -89,6 +93,9 @@ static void work_init(struct work *w, const struct sl_cpu_thread *t, const struc
         .n_ranges = 1,
         .partials = t->scratch,
     };
+    if (a->kv.types.k == SL_TYPE_F16 && a->kv.types.v == SL_TYPE_F16) {
+        w->matrix = t->kernels->matrix;
+    }
     const int64_t n_rows = (int64_t)op->n_tokens * w->group;
     const bool split = op->n_tokens <= SL_ATTN_SPLIT_TOKENS;
     const bool few = n_rows * a->kv.n_kv_heads < FEW_ITEMS * TILE_ROWS;
@@ -200,6 +207,24 @@ static void block_tile(const struct work *w, const struct tile *tile, struct mem
     k->values_tile(m->s, n_padded, m->kv, n_keys, n, m->o);
 }
 
+/* The same by products of tiles. */
+static void block_matrix(const struct work *w, const struct tile *tile, struct memory *m,
+                         int32_t base, int lo, int hi, bool more)
+{
+    const struct sl_kv_view *kv = &w->op->kv;
+    const int n = kv->head_dim;
+    const void *keys = sl_kv_key(kv, tile->seq, base + lo, tile->kv_head);
+    const void *values = sl_kv_value(kv, tile->seq, base + lo, tile->kv_head);
+    const void *next = more ? sl_kv_key(kv, tile->seq, base + SL_KV_BLOCK, tile->kv_head) : NULL;
+    w->matrix->scores(m->q, tile->n, keys, hi - lo, n, m->s + lo, m->kv, values);
+    for (int r = 0; r < tile->n; r++) {
+        m->factor[r] = w->k->softmax_direct(m->s + r * SL_KV_BLOCK, (int)(m->first_pos[r] - base),
+                                            (int)(m->end_pos[r] - base), w->op->softcap, &m->max[r],
+                                            &m->sum[r]);
+    }
+    w->matrix->values(m->s + lo, tile->n, values, hi - lo, n, m->factor, m->o, m->kv, next);
+}
+
 /* Position bounds of every row of the tile; those of all of them in *first, *end. */
 static void bounds_init(const struct work *w, const struct tile *tile, struct memory *m,
                         int32_t *first, int32_t *end)
@@ -253,13 +278,18 @@ static void store_rows(const struct work *w, const struct tile *tile, const stru
 static void run_tile(const struct work *w, const struct tile *tile, struct memory *m, int range)
 {
     const int n = w->op->kv.head_dim;
-    const bool direct = tile->n < w->k->tile_min_rows;
+    const bool matrix = w->matrix != NULL && tile->n >= w->matrix->min_rows;
+    const bool direct = !matrix && tile->n < w->k->tile_min_rows;
     const int n_padded =
-        direct ? 0 : (tile->n + w->k->row_tile - 1) / w->k->row_tile * w->k->row_tile;
-    const int n_rows = direct ? tile->n : n_padded;
+        direct || matrix ? 0 : (tile->n + w->k->row_tile - 1) / w->k->row_tile * w->k->row_tile;
+    const int n_rows = n_padded > 0 ? n_padded : tile->n;
     int32_t first, end;
     bounds_init(w, tile, m, &first, &end);
-    gather_queries(w, tile, n_padded, m->q);
+    gather_queries(w, tile, n_padded, matrix ? m->o : m->q);
+    if (matrix) {
+        w->matrix->pack_queries(m->o, tile->n, n, m->q);
+        w->matrix->open();
+    }
     memset(m->o, 0, sizeof(float) * (size_t)(n_rows * n));
     for (int r = 0; r < n_rows; r++) {
         m->max[r] = -INFINITY;
@@ -273,12 +303,17 @@ static void run_tile(const struct work *w, const struct tile *tile, struct memor
         const int32_t base = pos - pos % SL_KV_BLOCK;
         const int lo = (int)(pos - base);
         const int hi = end - base < SL_KV_BLOCK ? (int)(end - base) : SL_KV_BLOCK;
-        if (direct) {
+        if (matrix) {
+            block_matrix(w, tile, m, base, lo, hi, end - base > SL_KV_BLOCK);
+        } else if (direct) {
             block_direct(w, tile, m, base, lo, hi, end - base > SL_KV_BLOCK);
         } else {
             block_tile(w, tile, m, base, lo, hi, n_padded);
         }
         pos = base + SL_KV_BLOCK;
+    }
+    if (matrix) {
+        w->matrix->close();
     }
     store_rows(w, tile, m, range);
 }

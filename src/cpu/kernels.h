@@ -72,11 +72,32 @@ struct sl_cpu_attention_kernels {
     void (*add_scaled)(float *y, const float *x, float factor, int n);
 };
 
+/* Attention where the processor multiplies tiles, over caches of F16: used as the direct kernels
+ * are, from min_rows rows on and up to SL_CPU_MATRIX_ROWS. A thread calls `open` before and `close`
+ * after. `memory` holds SL_CPU_MATRIX_BYTES, `packed` SL_CPU_MATRIX_Q_BYTES, both 64-byte
+ * aligned. */
+#define SL_CPU_MATRIX_ROWS 64
+#define SL_CPU_MATRIX_BYTES (SL_KV_BLOCK * 256 * 4 + SL_CPU_MATRIX_ROWS * SL_KV_BLOCK * 4)
+#define SL_CPU_MATRIX_Q_BYTES (SL_CPU_MATRIX_ROWS * 256 * 6)
+struct sl_cpu_attention_matrix_kernels {
+    int min_rows;
+    void (*open)(void);
+    void (*close)(void);
+    void (*pack_queries)(const float *q, int n_rows, int head_dim, void *packed);
+    /* s[r][k] = q_r . key_k */
+    void (*scores)(const void *packed, int n_rows, const void *keys, int n_keys, int head_dim,
+                   float *s, void *memory, const void *next);
+    /* o_r = factor_r * o_r + sum of p[r][k] value_k */
+    void (*values)(const float *p, int n_rows, const void *values, int n_keys, int head_dim,
+                   const float *factor, float *o, void *memory, const void *next);
+};
+
 /* The kernels of matrix products are found by the level: see cpu/linear.h. */
 struct sl_cpu_kernels {
     enum sl_cpu_level level;
     const struct sl_cpu_row_kernels *rows;
     const struct sl_cpu_attention_kernels *attention;
+    const struct sl_cpu_attention_matrix_kernels *matrix; /* NULL: none */
 };
 
 /* Instances, one a level; a level without its own uses the next lower one's. */
@@ -87,6 +108,7 @@ extern const struct sl_cpu_row_kernels sl_cpu_rows_avx2;
 extern const struct sl_cpu_row_kernels sl_cpu_rows_avx512;
 extern const struct sl_cpu_attention_kernels sl_cpu_attention_avx2;
 extern const struct sl_cpu_attention_kernels sl_cpu_attention_avx512;
+extern const struct sl_cpu_attention_matrix_kernels sl_cpu_attention_matrix_amx;
 #elif defined(__aarch64__)
 extern const struct sl_cpu_row_kernels sl_cpu_rows_neon;
 extern const struct sl_cpu_attention_kernels sl_cpu_attention_neon;

@@ -24,11 +24,11 @@ struct tile_config {
 };
 
 /* A processor's tiles belong to a thread. */
-struct tiles {
+struct tile_state {
     struct tile_config config;
     uint8_t data[8][16][64];
 };
-static _Thread_local struct tiles tiles;
+static _Thread_local struct tile_state state_of_tiles;
 
 static void tile_check(int ok, const char *what)
 {
@@ -46,47 +46,49 @@ static void tile_configure(const struct tile_config *config)
         tile_check((config->rows[i] == 0) == (config->row_bytes[i] == 0), "half a shape");
         tile_check(i < 8 || config->rows[i] == 0, "more than 8 tiles");
     }
-    memset(&tiles, 0, sizeof(tiles));
-    tiles.config = *config;
+    memset(&state_of_tiles, 0, sizeof(state_of_tiles));
+    state_of_tiles.config = *config;
 }
 
 static void tile_release(void)
 {
-    memset(&tiles, 0, sizeof(tiles));
+    memset(&state_of_tiles, 0, sizeof(state_of_tiles));
 }
 
 static void tile_used(int tile)
 {
-    tile_check(tiles.config.palette == 1 && tiles.config.rows[tile] > 0, "tile not configured");
+    tile_check(state_of_tiles.config.palette == 1 && state_of_tiles.config.rows[tile] > 0,
+               "tile not configured");
 }
 
 static void tile_zero(int tile)
 {
     tile_used(tile);
-    memset(tiles.data[tile], 0, sizeof(tiles.data[tile]));
+    memset(state_of_tiles.data[tile], 0, sizeof(state_of_tiles.data[tile]));
 }
 
 /* What lies beyond a tile's shape is zero. */
 static void tile_load(int tile, const void *from, size_t stride)
 {
     tile_zero(tile);
-    for (int r = 0; r < tiles.config.rows[tile]; r++) {
-        memcpy(tiles.data[tile][r], (const char *)from + (size_t)r * stride,
-               tiles.config.row_bytes[tile]);
+    for (int r = 0; r < state_of_tiles.config.rows[tile]; r++) {
+        memcpy(state_of_tiles.data[tile][r], (const char *)from + (size_t)r * stride,
+               state_of_tiles.config.row_bytes[tile]);
     }
 }
 
 static void tile_store(int tile, void *to, size_t stride)
 {
     tile_used(tile);
-    for (int r = 0; r < tiles.config.rows[tile]; r++) {
-        memcpy((char *)to + (size_t)r * stride, tiles.data[tile][r], tiles.config.row_bytes[tile]);
+    for (int r = 0; r < state_of_tiles.config.rows[tile]; r++) {
+        memcpy((char *)to + (size_t)r * stride, state_of_tiles.data[tile][r],
+               state_of_tiles.config.row_bytes[tile]);
     }
 }
 
 static void tile_check_product(int sums, int a, int b)
 {
-    const struct tile_config *c = &tiles.config;
+    const struct tile_config *c = &state_of_tiles.config;
     tile_used(sums);
     tile_used(a);
     tile_used(b);
@@ -99,17 +101,17 @@ static void tile_check_product(int sums, int a, int b)
 static void tile_multiply_bytes(int sums, int a, int b)
 {
     tile_check_product(sums, a, b);
-    for (int m = 0; m < tiles.config.rows[sums]; m++) {
+    for (int m = 0; m < state_of_tiles.config.rows[sums]; m++) {
         int32_t row[16];
-        memcpy(row, tiles.data[sums][m], sizeof(row));
-        for (int k = 0; k < tiles.config.rows[b]; k++) {
-            const int8_t *x = (const int8_t *)tiles.data[a][m] + 4 * k;
-            for (int n = 0; n < tiles.config.row_bytes[b] / 4; n++) {
-                const int8_t *w = (const int8_t *)tiles.data[b][k] + 4 * n;
+        memcpy(row, state_of_tiles.data[sums][m], sizeof(row));
+        for (int k = 0; k < state_of_tiles.config.rows[b]; k++) {
+            const int8_t *x = (const int8_t *)state_of_tiles.data[a][m] + 4 * k;
+            for (int n = 0; n < state_of_tiles.config.row_bytes[b] / 4; n++) {
+                const int8_t *w = (const int8_t *)state_of_tiles.data[b][k] + 4 * n;
                 row[n] += x[0] * w[0] + x[1] * w[1] + x[2] * w[2] + x[3] * w[3];
             }
         }
-        memcpy(tiles.data[sums][m], row, sizeof(row));
+        memcpy(state_of_tiles.data[sums][m], row, sizeof(row));
     }
 }
 
@@ -127,18 +129,18 @@ static float tile_bfloat(const uint8_t *p)
 static void tile_multiply_bfloats(int sums, int a, int b)
 {
     tile_check_product(sums, a, b);
-    for (int m = 0; m < tiles.config.rows[sums]; m++) {
+    for (int m = 0; m < state_of_tiles.config.rows[sums]; m++) {
         float row[16];
-        memcpy(row, tiles.data[sums][m], sizeof(row));
-        for (int k = 0; k < tiles.config.rows[b]; k++) {
+        memcpy(row, state_of_tiles.data[sums][m], sizeof(row));
+        for (int k = 0; k < state_of_tiles.config.rows[b]; k++) {
             for (int i = 0; i < 2; i++) {
-                const float x = tile_bfloat(tiles.data[a][m] + 4 * k + 2 * i);
-                for (int n = 0; n < tiles.config.row_bytes[b] / 4; n++) {
-                    row[n] += x * tile_bfloat(tiles.data[b][k] + 4 * n + 2 * i);
+                const float x = tile_bfloat(state_of_tiles.data[a][m] + 4 * k + 2 * i);
+                for (int n = 0; n < state_of_tiles.config.row_bytes[b] / 4; n++) {
+                    row[n] += x * tile_bfloat(state_of_tiles.data[b][k] + 4 * n + 2 * i);
                 }
             }
         }
-        memcpy(tiles.data[sums][m], row, sizeof(row));
+        memcpy(state_of_tiles.data[sums][m], row, sizeof(row));
     }
 }
 

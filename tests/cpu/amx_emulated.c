@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The AMX product kernels over emulated tiles, as one more set of product kernels for the tests.
+ * The AMX kernels over emulated tiles: one more set of product kernels, and of attention.
  */
 #include "cpu/amx_emulated.h"
 
@@ -11,6 +11,9 @@
 
 #define sl_linear_panels_amx sl_linear_panels_amx_emulated
 #include "../src/cpu/x86/linear_panels_amx.c"
+
+#define sl_cpu_attention_matrix_amx sl_cpu_attention_matrix_amx_emulated
+#include "../src/cpu/x86/attention_amx.c"
 
 /* Everything but the tiles needs AVX-512 with VNNI and products of bfloats. */
 static const struct sl_cpu_linear_kernels emulated = {"amx emulated",
@@ -30,8 +33,18 @@ const struct sl_cpu_linear_kernels *sl_test_linear_amx(void)
     }
     return NULL;
 }
+
+const struct sl_cpu_attention_matrix_kernels *sl_test_attention_amx(void)
+{
+    return sl_test_linear_amx() != NULL ? &sl_cpu_attention_matrix_amx : NULL;
+}
 #else
 const struct sl_cpu_linear_kernels *sl_test_linear_amx(void)
+{
+    return NULL;
+}
+
+const struct sl_cpu_attention_matrix_kernels *sl_test_attention_amx(void)
 {
     return NULL;
 }

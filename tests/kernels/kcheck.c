@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "cpu/amx_emulated.h"
 #include "kcheck.h"
 
 struct options {
@@ -316,27 +317,49 @@ static bool is_new(const struct sl_cpu_kernels *k, const struct sl_cpu_kernels *
     if (below == NULL || kind == SL_OP_LINEAR || kind == SL_OP_ROUTER || kind == SL_OP_EXPERTS) {
         return true;
     }
-    return kind == SL_OP_ATTENTION ? k->attention != below->attention : k->rows != below->rows;
+    return kind == SL_OP_ATTENTION ? k->attention != below->attention || k->matrix != below->matrix
+                                   : k->rows != below->rows;
+}
+
+static void run_kind(const struct options *o, struct kc_target *t, enum sl_op_kind kind,
+                     struct totals *totals)
+{
+    const int failed_before = totals->failed;
+    const int done_before = totals->passed + totals->unsupported;
+    const double worst = check_kind(o, t, kind, totals);
+    const int done = totals->passed + totals->unsupported - done_before;
+    if (!o->json && done > 0) {
+        printf("%-12s %-10s %4d ok, worst error %.2f of the bound\n", t->name,
+               sl_op_kind_name(kind), done, worst);
+    }
+    if (o->bench && totals->failed == failed_before) {
+        bench_kind(o, t, kind, totals);
+    }
 }
 
 static void run_target(const struct options *o, struct kc_target *t,
                        const struct sl_cpu_kernels *below, struct totals *totals)
 {
     for (int kind = 0; kind < KC_N_KINDS; kind++) {
-        if (t->kernels != NULL && !is_new(t->kernels, below, (enum sl_op_kind)kind)) {
-            continue;
+        if (t->kernels == NULL || is_new(t->kernels, below, (enum sl_op_kind)kind)) {
+            run_kind(o, t, (enum sl_op_kind)kind, totals);
         }
-        const int failed_before = totals->failed;
-        const int done_before = totals->passed + totals->unsupported;
-        const double worst = check_kind(o, t, (enum sl_op_kind)kind, totals);
-        const int done = totals->passed + totals->unsupported - done_before;
-        if (!o->json && done > 0) {
-            printf("%-12s %-10s %4d ok, worst error %.2f of the bound\n", t->name,
-                   sl_op_kind_name((enum sl_op_kind)kind), done, worst);
-        }
-        if (o->bench && totals->failed == failed_before) {
-            bench_kind(o, t, (enum sl_op_kind)kind, totals);
-        }
+    }
+}
+
+/* Of AMX, attention by emulated tiles, where the processor has all else that it needs; products are
+ * in test_linear. */
+static void run_emulated_amx(const struct options *o, struct sl_pool *pool, struct totals *totals)
+{
+    struct sl_cpu_kernels kernels = *sl_cpu_kernels(SL_CPU_AVX512VNNI);
+    struct kc_target t = {.name = "amx emulated",
+                          .kernels = &kernels,
+                          .pool = pool,
+                          .n_threads = sl_pool_n_threads(pool),
+                          .precision = {.kv_exact = true}};
+    kernels.matrix = sl_test_attention_amx();
+    if (kernels.matrix != NULL) {
+        run_kind(o, &t, SL_OP_ATTENTION, totals);
     }
 }
 
@@ -366,6 +389,9 @@ static enum sluice_status run_cpu_levels(const struct options *o, struct totals 
         snprintf(t.name, sizeof(t.name), "%s", sl_cpu_level_name((enum sl_cpu_level)level));
         run_target(o, &t, below, totals);
         below = t.kernels;
+    }
+    if (!sl_cpu_level_supported(SL_CPU_AMX) && (o->cpu_level < 0 || o->cpu_level == SL_CPU_AMX)) {
+        run_emulated_amx(o, pool, totals);
     }
     sl_pool_destroy(&pool);
     return SLUICE_STATUS_OK;

@@ -7,7 +7,8 @@ add_executable(kcheck
     ${CMAKE_CURRENT_LIST_DIR}/kcheck_experts.c
     ${CMAKE_CURRENT_LIST_DIR}/kcheck_instance.c
     ${CMAKE_CURRENT_LIST_DIR}/kcheck_target.c)
-target_link_libraries(kcheck PRIVATE sluice_static sluice_flags)
+target_link_libraries(kcheck PRIVATE sluice_static sluice_flags test_shared_cpu)
+target_include_directories(kcheck PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 set_target_properties(kcheck PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 add_test(NAME kcheck COMMAND kcheck)
 add_test(NAME kcheck_sim COMMAND kcheck --device sim)

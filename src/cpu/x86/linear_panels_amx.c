@@ -21,7 +21,7 @@
 #define LINE_BYTES (4 * PANEL_ROWS)
 
 /* Bytes: tiles 0, 1 hold sums; 2, 3 activations; 4, 5 weights. Bfloats: 0 to 3; 4, 5; 6, 7. */
-static void open_tiles(enum sl_linear_panel_kind kind, bool group16)
+static void open_panels(enum sl_linear_panel_kind kind, bool group16)
 {
     const bool bfloats = kind == SL_LINEAR_BFLOATS;
     const int n_sums = bfloats ? 4 : 2;
@@ -35,7 +35,7 @@ static void open_tiles(enum sl_linear_panel_kind kind, bool group16)
     tile_configure(&config);
 }
 
-static void close_tiles(void)
+static void close_panels(void)
 {
     tile_release();
 }
@@ -308,6 +308,6 @@ const struct sl_linear_panel_kernels sl_linear_panels_amx = {
     .pack_bfloats = pack_bfloats,
     .build_bfloats = sl_linear_build_bfloats_avx512bf16,
     .tile_bfloats = tile_bfloats,
-    .open = open_tiles,
-    .close = close_tiles,
+    .open = open_panels,
+    .close = close_panels,
 };
