@@ -7,6 +7,9 @@ set -eu
 
 packages="build-essential cmake ninja-build pkg-config libpcre2-dev libcmocka-dev libcjson-dev
           ccache python3 python3-venv ca-certificates clang-format"
+# The kernels for Arm are tested on other processors too (tools/check-neon.sh): 50 MB.
+[ "$(uname -m)" = aarch64 ] ||
+    packages="$packages gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     missing=""

@@ -9,6 +9,7 @@
 
 /* NULL where the processor lacks what else they need. */
 const struct sl_cpu_linear_kernels *sl_test_linear_amx(void);
+/* For one row as for many. */
 const struct sl_cpu_attention_matrix_kernels *sl_test_attention_amx(void);
 
 #endif

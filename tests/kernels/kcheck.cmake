@@ -13,6 +13,11 @@ set_target_properties(kcheck PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINAR
 add_test(NAME kcheck COMMAND kcheck)
 add_test(NAME kcheck_sim COMMAND kcheck --device sim)
 add_test(NAME kcheck_threads COMMAND kcheck --cpu scalar --cases 12)
+if(NOT SLUICE_SANITIZE)
+    add_test(NAME kcheck_neon COMMAND ${PROJECT_SOURCE_DIR}/tools/check-neon.sh)
+    set_tests_properties(kcheck_neon PROPERTIES LABELS full PROCESSORS 2 SKIP_RETURN_CODE 77
+        TIMEOUT 600)
+endif()
 add_test(NAME kcheck_full COMMAND kcheck --cases 500 --seed 2)
 set_tests_properties(kcheck kcheck_sim PROPERTIES LABELS quick TIMEOUT 300)
 set_tests_properties(kcheck_threads PROPERTIES LABELS "quick;threads" TIMEOUT 300)

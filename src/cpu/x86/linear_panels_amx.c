@@ -67,6 +67,13 @@ BUILD_SIGNED(q3_k, 4)
 BUILD_SIGNED(q6_k, 32)
 BUILD_SIGNED(iq4_xs, BIAS_S8)
 
+/* Products between the start of one and the scaling of its sums. Vectors that are loaded soon after
+ * a tile was stored there wait until the store has left the processor. */
+#ifndef SCALE_LAG
+#define SCALE_LAG 3
+#endif
+#define N_STORED 4
+
 /* What one product needs: the columns of one scale. */
 struct product {
     const int8_t *x; /* of the first token, 32 bytes from token to token */
@@ -143,26 +150,27 @@ INLINE void half_panel(const struct sl_linear_panel *panel, const struct sl_line
                        const int n_tokens, int n_groups, float *y, int64_t stride,
                        const bool with_m, const bool group16)
 {
-    _Alignas(64) int32_t sums[2][TILE_TOKENS * 16];
+    _Alignas(64) int32_t sums[N_STORED][TILE_TOKENS * 16];
     _Alignas(64) int8_t rows[2][TILE_TOKENS * 32] = {{0}};
     vf acc[TILE_TOKENS];
     for (int t = 0; t < n_tokens; t++) {
         acc[t] = vf_load(y + t * stride + row);
     }
-    struct product p[2];
-    for (int i = 0; i < n_groups + 2; i += 2) {
+    for (int i = 0; i < n_groups + SCALE_LAG; i += 2) {
         for (int parity = 0; parity < 2; parity++) {
             const int now = i + parity;
-            const struct product before = p[parity]; /* number now - 2 */
             if (now < n_groups) {
-                p[parity] = product_of(panel, x, now, row, n_tokens, with_m, group16);
-                start_product(parity, &p[parity], n_tokens, group16, rows[parity]);
-            }
-            if (now >= 2 && now - 2 < n_groups) {
-                scale_product(sums[parity], &before, n_tokens, with_m, acc);
+                const struct product p = product_of(panel, x, now, row, n_tokens, with_m, group16);
+                start_product(parity, &p, n_tokens, group16, rows[parity]);
             }
             if (now >= 1 && now - 1 < n_groups) {
-                store_product(1 - parity, sums[1 - parity]);
+                store_product(1 - parity, sums[(now - 1) % N_STORED]);
+            }
+            const int ready = now - SCALE_LAG;
+            if (ready >= 0 && ready < n_groups) {
+                const struct product p =
+                    product_of(panel, x, ready, row, n_tokens, with_m, group16);
+                scale_product(sums[ready % N_STORED], &p, n_tokens, with_m, acc);
             }
         }
     }
