@@ -77,7 +77,8 @@ static void multiply_rows(const struct sl_experts_work *w, const struct block *b
         for (int t = 0; t < n; t++) {
             struct sl_op_linear op = {.x = sl_experts_input_row(in, g->first + at + t),
                                       .n_parts = 1};
-            op.part[0].w = (struct sl_matrix){data, b->m->type, b->n, b->m->n_cols};
+            op.part[0].w = (struct sl_matrix){
+                .data = data, .type = b->m->type, .n_rows = b->n, .n_cols = b->m->n_cols};
             op.part[0].y = out + t * SL_LINEAR_CALL_ROWS;
             sl_linear_scalar_rows(&op, 0, 1, 0, b->n);
         }

@@ -207,7 +207,7 @@ static void fetch_some(struct fetch *f)
 static const char *weights_at(const struct sl_linear_call *c, const struct piece *p, int64_t col)
 {
     const struct sl_matrix *w = &c->op->part[p->part].w;
-    return (const char *)w->data + (size_t)p->first * sl_type_row_bytes(w->type, w->n_cols) +
+    return (const char *)w->data + (size_t)p->first * sl_matrix_pitch_bytes(w) +
            sl_type_row_bytes(w->type, col);
 }
 
@@ -253,7 +253,7 @@ static struct fetch fetch_next(const struct sl_linear_call *c, const struct piec
     const bool same_rows = col + step < w->n_cols;
     const int64_t next = same_rows ? col + step : 0;
     const int64_t n_cols = w->n_cols - next < step ? w->n_cols - next : step;
-    struct fetch f = {.row_bytes = sl_type_row_bytes(w->type, w->n_cols),
+    struct fetch f = {.row_bytes = sl_matrix_pitch_bytes(w),
                       .bytes = sl_type_row_bytes(w->type, n_cols),
                       .n_rows = p->n};
     f.at = weights_at(c, p, next) + (same_rows ? 0 : (size_t)p->n * f.row_bytes);
@@ -272,7 +272,7 @@ static void bytes_rows(const struct sl_linear_call *c, const struct sl_linear_pa
     const struct sl_matrix *w = &c->op->part[p->part].w;
     const struct sl_linear_panel_type *type = panel_type(c, p->part);
     struct sl_linear_panel *panel = &((union panels *)(void *)c->own)->bytes;
-    const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
+    const size_t row_bytes = sl_matrix_pitch_bytes(w);
     const int correction = x->words ? 0 : find_correction(x, type->correction);
     const int most = k->tile_tokens[type->kind];
     const int n_tiles = (p->end_token - p->token + most - 1) / most;
@@ -299,7 +299,7 @@ static void floats_rows(const struct sl_linear_call *c, const struct sl_linear_p
     const struct sl_linear_panel_kernels *kernels = c->kernels->panels;
     const struct sl_matrix *w = &c->op->part[p->part].w;
     union panels *own = (union panels *)(void *)c->own;
-    const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
+    const size_t row_bytes = sl_matrix_pitch_bytes(w);
     const int range = SL_LINEAR_FLOATS_STEPS * (bfloats ? 2 : 1);
     const int most = kernels->tile_tokens[bfloats ? SL_LINEAR_BFLOATS : SL_LINEAR_FLOATS];
     const int n_tiles = (p->end_token - p->token + most - 1) / most;

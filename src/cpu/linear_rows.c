@@ -125,7 +125,7 @@ static bool next_stretch(struct walk *w, struct stretch *s)
 
 static const char *row_of(const struct sl_matrix *w, int64_t row)
 {
-    return (const char *)w->data + (size_t)row * sl_type_row_bytes(w->type, w->n_cols);
+    return (const char *)w->data + (size_t)row * sl_matrix_pitch_bytes(w);
 }
 
 /* n rows of a stretch times all tokens, to out[t * SL_LINEAR_CALL_ROWS + r]. */
@@ -133,7 +133,7 @@ static void products(const struct sl_linear_call *c, const struct sl_linear_x *x
                      const struct stretch *s, int64_t row, int n, float *out)
 {
     const struct sl_matrix *w = &c->op->part[s->part].w;
-    const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
+    const size_t row_bytes = sl_matrix_pitch_bytes(w);
     const struct sl_linear_ahead ahead = {s->end - row, s->next};
     for (int t = 0; t < c->n_tokens; t += SL_LINEAR_CALL_TOKENS) {
         const int left = c->n_tokens - t;

@@ -11,7 +11,7 @@
 static void row_products(const struct sl_matrix *w, int64_t row, const float *x, int n_tokens,
                          float *sums)
 {
-    const char *data = (const char *)w->data + (size_t)row * sl_type_row_bytes(w->type, w->n_cols);
+    const char *data = (const char *)w->data + (size_t)row * sl_matrix_pitch_bytes(w);
     for (int t = 0; t < n_tokens; t++) {
         sums[t] = 0.0f;
     }

@@ -86,6 +86,11 @@ struct sl_device_vtable {
     /* Queue copies. The host side must stay valid until the copy is done (stream_sync/event). */
     enum sluice_status (*copy_to_device)(struct sl_device *dev, struct sl_stream *stream, void *dst,
                                          const void *src, size_t bytes, struct sluice_error *err);
+    /* The same for n_rows of row_bytes that lie pitch_bytes apart; without gaps at dst. */
+    enum sluice_status (*copy_rows_to_device)(struct sl_device *dev, struct sl_stream *stream,
+                                              void *dst, const void *src, size_t row_bytes,
+                                              size_t pitch_bytes, size_t n_rows,
+                                              struct sluice_error *err);
     enum sluice_status (*copy_to_host)(struct sl_device *dev, struct sl_stream *stream, void *dst,
                                        const void *src, size_t bytes, struct sluice_error *err);
     enum sluice_status (*copy_on_device)(struct sl_device *dev, struct sl_stream *stream, void *dst,
@@ -147,7 +152,7 @@ void sl_device_destroy(struct sl_device **dev); /* accepts NULL and a pointer to
 
 /* The symbol that the CUDA library exports, and its interface version. */
 #define SL_CUDA_ENTRY_NAME "sl_cuda_device_create"
-#define SL_CUDA_ENTRY_VERSION 4
+#define SL_CUDA_ENTRY_VERSION 5
 typedef enum sluice_status sl_cuda_entry_fn(int version, struct sl_device **out, int ordinal,
                                             struct sluice_error *err);
 

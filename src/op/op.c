@@ -139,7 +139,11 @@ static enum sluice_status validate_matrix(const struct sl_matrix *w, int part,
 {
     static const char *const names[SL_LINEAR_MAX_PARTS] = {"linear: part 0", "linear: part 1",
                                                            "linear: part 2", "linear: part 3"};
-    return validate_shape(w->type, w->n_rows, w->n_cols, names[part], err);
+    SL_TRY(validate_shape(w->type, w->n_rows, w->n_cols, names[part], err));
+    SL_CHECK(w->pitch_bytes == 0 || w->pitch_bytes >= sl_type_row_bytes(w->type, w->n_cols),
+             INTERNAL, err, "%s has rows of %zu bytes, %u apart", names[part],
+             sl_type_row_bytes(w->type, w->n_cols), (unsigned)w->pitch_bytes);
+    return SLUICE_STATUS_OK;
 }
 
 static enum sluice_status validate_linear(const struct sl_op_linear *op, struct sluice_error *err)
@@ -210,6 +214,7 @@ static enum sluice_status validate_router(const struct sl_op_router *op, struct 
     SL_CHECK(op->w.type == SL_TYPE_F32 || op->w.type == SL_TYPE_F16 || op->w.type == SL_TYPE_BF16,
              UNSUPPORTED, err, "router: matrix of type %s (F32, F16 or BF16 is needed)",
              sl_type_name((uint32_t)op->w.type));
+    SL_CHECK(op->w.pitch_bytes == 0, INTERNAL, err, "router: matrix with gaps");
     SL_CHECK(op->w.n_rows <= SL_MAX_EXPERTS, INTERNAL, err, "router: %lld experts (at most %d)",
              (long long)op->w.n_rows, SL_MAX_EXPERTS);
     SL_CHECK(op->n_used >= 1 && op->n_used <= op->w.n_rows && op->n_used <= SL_MAX_EXPERTS_USED,

@@ -33,13 +33,22 @@ enum sl_op_kind {
     SL_OP_N_KINDS,
 };
 
-/* A matrix [n_rows, n_cols] in file layout: rows of n_cols packed elements, row after row. */
+/* A matrix [n_rows, n_cols] in file layout: rows of n_cols packed elements, row after row. Some
+ * columns of a wider matrix are one whose rows lie apart, which only the CPU computes with
+ * (SL_OP_LINEAR). */
 struct sl_matrix {
     const void *data;
     enum sl_type type;
-    int64_t n_rows; /* outputs */
-    int64_t n_cols; /* inputs; a multiple of the type's block size */
+    uint32_t pitch_bytes; /* from row to row; 0: no gaps */
+    int64_t n_rows;       /* outputs */
+    int64_t n_cols;       /* inputs; a multiple of the type's block size */
 };
+
+/* From the first byte of a row to that of the next. */
+static inline size_t sl_matrix_pitch_bytes(const struct sl_matrix *m)
+{
+    return m->pitch_bytes > 0 ? m->pitch_bytes : sl_type_row_bytes(m->type, m->n_cols);
+}
 
 /* y = x * rsqrt(mean(x^2) + eps) * weight, each of n_tokens * rows_per_token rows on its own.
  * rows_per_token > 1 norms heads. x and y may be the same memory when not accumulating. */

@@ -51,7 +51,7 @@ static double gated(enum sl_activation activation, double gate, double up)
 static void row_products(const struct sl_matrix *w, int64_t row, const float *x, int n_tokens,
                          double *sums)
 {
-    const char *data = (const char *)w->data + (size_t)row * sl_type_row_bytes(w->type, w->n_cols);
+    const char *data = (const char *)w->data + (size_t)row * sl_matrix_pitch_bytes(w);
     for (int t = 0; t < n_tokens; t++) {
         sums[t] = 0.0;
     }
@@ -293,7 +293,10 @@ static void expert_add_ref(const struct sl_op_experts *op, int32_t expert, const
         const size_t row_bytes = sl_type_row_bytes(down->type, down->n_cols);
         for (int64_t row = 0; row < down->n_rows; row++) {
             const char *data = (const char *)whole.data + (size_t)row * row_bytes;
-            const struct sl_matrix w = {data + sl_type_row_bytes(down->type, at), down->type, 1, n};
+            const struct sl_matrix w = {.data = data + sl_type_row_bytes(down->type, at),
+                                        .type = down->type,
+                                        .n_rows = 1,
+                                        .n_cols = n};
             double sum;
             row_products(&w, 0, h, 1, &sum);
             if (at == 0 && down->bias != NULL) {

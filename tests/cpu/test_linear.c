@@ -354,6 +354,41 @@ static void test_parts(void **unused)
     }
 }
 
+/* Rows that lie apart, as columns of a wider matrix do. What is between them is no number, and
+ * after the last row there is nothing. */
+static void spread_rows(struct problem *p, int i)
+{
+    struct sl_matrix *const w = &p->op.linear.part[i].w;
+    const struct sl_type_traits *const t = sl_type_traits(w->type);
+    const size_t row_bytes = sl_type_row_bytes(w->type, w->n_cols);
+    const size_t pitch = row_bytes + 3 * t->block_bytes, n = (size_t)w->n_rows;
+    struct fenced wide = fenced_create((n - 1) * pitch + row_bytes);
+    memset(wide.data, 0xff, (n - 1) * pitch + row_bytes);
+    for (size_t r = 0; r < n; r++) {
+        memcpy((char *)wide.data + r * pitch, (const char *)w->data + r * row_bytes, row_bytes);
+    }
+    fenced_destroy(&p->w[i]);
+    p->w[i] = wide;
+    w->data = wide.data;
+    w->pitch_bytes = (uint32_t)pitch;
+}
+
+static void test_gaps(void **unused)
+{
+    (void)unused;
+    for (int t = 0; t < N_TYPES; t++) {
+        for (size_t k = 0; k < sizeof(token_counts) / sizeof(token_counts[0]); k++) {
+            struct problem p = problem_create(token_counts[k], 1280, true);
+            add_part(&p, types[t], 81, 1280, k % 2 == 0);
+            p.op.linear.accumulate = true;
+            problem_finish(&p);
+            spread_rows(&p, 0);
+            check(&p, exact_bound(types[t]), "gaps");
+            problem_destroy(&p);
+        }
+    }
+}
+
 static void test_accumulate(void **unused)
 {
     (void)unused;
@@ -522,7 +557,7 @@ int main(void)
         cmocka_unit_test(test_accumulate),  cmocka_unit_test(test_activation),
         cmocka_unit_test(test_extremes),    cmocka_unit_test(test_threads),
         cmocka_unit_test(test_many_tokens), cmocka_unit_test(test_levels),
-        cmocka_unit_test(test_exact),
+        cmocka_unit_test(test_exact),       cmocka_unit_test(test_gaps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -192,6 +192,45 @@ static void test_copies(void **state)
     }
 }
 
+/* Columns of a matrix, from locked memory and from memory that is not. */
+static void test_copy_rows(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t row_bytes, pitch_bytes, n_rows;
+    } cases[] = {{18, 18, 5}, {18, 54, 1}, {34, 340, 67}, {2048, 7000, 900}, {5000000, 5000100, 3}};
+    struct sl_stream *const stream = make_stream();
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        const size_t row = cases[c].row_bytes, pitch = cases[c].pitch_bytes, n = cases[c].n_rows;
+        void *locked = NULL;
+        assert_ok(vt->host_alloc(dev, pitch * n, &locked, &err), err);
+        unsigned char *const plain = malloc(pitch * n), *const back = malloc(row * n + 1);
+        unsigned char *const mem = device_memory(row * n + 1);
+        assert_true(plain && back);
+        for (int k = 0; k < 2; k++) {
+            unsigned char *const src = k == 0 ? plain : (unsigned char *)locked;
+            fill(src, pitch * n, (unsigned)(2 * c) + (unsigned)k);
+            memset(back, 0xee, row * n + 1);
+            to_device(stream, mem, back, row * n + 1);
+            assert_ok(vt->copy_rows_to_device(dev, stream, mem, src, row, pitch, n, &err), err);
+            to_host(stream, back, mem, row * n + 1);
+            sync(stream);
+            for (size_t i = 0; i < n; i++) {
+                assert_memory_equal(back + i * row, src + i * pitch, row);
+            }
+            assert_int_equal(back[row * n], 0xee);
+        }
+        assert_ok(vt->copy_rows_to_device(dev, stream, mem, plain, row, pitch, 0, &err), err);
+        assert_status(vt->copy_rows_to_device(dev, stream, mem, plain, row, row - 1, n, &err),
+                      INVALID_ARGUMENT);
+        vt->host_free(dev, locked);
+        vt->mem_free(dev, mem);
+        free(plain);
+        free(back);
+    }
+    vt->stream_destroy(dev, stream);
+}
+
 static void test_register_twice(void **state)
 {
     (void)state;
@@ -390,6 +429,11 @@ static void test_refused_ops(void **state)
     assert_status(vt->run(dev, stream, &linear, 1, scratch, &err), UNSUPPORTED);
     assert_mentions(err, "IQ1_S");
     assert_mentions(err, "linear");
+    linear.linear.part[0].w =
+        (struct sl_matrix){.data = mem + 1024, .type = SL_TYPE_F32, .n_rows = 2, .n_cols = 32};
+    linear.linear.part[0].w.pitch_bytes = 512;
+    assert_status(vt->run(dev, stream, &linear, 1, scratch, &err), UNSUPPORTED);
+    assert_mentions(err, "apart");
 
     op.n_tokens = 1;
     float host[16];
@@ -472,11 +516,12 @@ int device_tests_run_queues(const char *prefix, struct sl_device *device)
     dev = device;
     vt = device->vt;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_info),         cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_copies),       cmocka_unit_test(test_register_twice),
-        cmocka_unit_test(test_stream_order), cmocka_unit_test(test_event_ring),
-        cmocka_unit_test(test_event_chain),  cmocka_unit_test(test_elapsed),
-        cmocka_unit_test(test_refused_ops),  cmocka_unit_test(test_graph),
+        cmocka_unit_test(test_info),           cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_copies),         cmocka_unit_test(test_copy_rows),
+        cmocka_unit_test(test_register_twice), cmocka_unit_test(test_stream_order),
+        cmocka_unit_test(test_event_ring),     cmocka_unit_test(test_event_chain),
+        cmocka_unit_test(test_elapsed),        cmocka_unit_test(test_refused_ops),
+        cmocka_unit_test(test_graph),
     };
     char name[96];
     snprintf(name, sizeof name, "%s: queues", prefix);

@@ -104,6 +104,10 @@ void sl_cuda_host_free(struct sl_device *dev, void *mem);
 enum sluice_status sl_cuda_copy_to_device(struct sl_device *dev, struct sl_stream *stream,
                                           void *dst, const void *src, size_t bytes,
                                           struct sluice_error *err);
+enum sluice_status sl_cuda_copy_rows_to_device(struct sl_device *dev, struct sl_stream *stream,
+                                               void *dst, const void *src, size_t row_bytes,
+                                               size_t pitch_bytes, size_t n_rows,
+                                               struct sluice_error *err);
 enum sluice_status sl_cuda_copy_to_host(struct sl_device *dev, struct sl_stream *stream, void *dst,
                                         const void *src, size_t bytes, struct sluice_error *err);
 enum sluice_status sl_cuda_copy_on_device(struct sl_device *dev, struct sl_stream *stream,

@@ -278,6 +278,8 @@ static enum sluice_status check_types(const struct sl_op *op, struct sluice_erro
         const struct sl_type_traits *traits = sl_type_traits(type);
         SL_CHECK(traits != NULL && traits->computes, UNSUPPORTED, err,
                  "the CUDA device has no kernel for linear with type %s", sl_type_name(type));
+        SL_CHECK(op->linear.part[i].w.pitch_bytes == 0, UNSUPPORTED, err,
+                 "the CUDA device has no kernel for linear with rows that lie apart");
     }
     return SLUICE_STATUS_OK;
 }
@@ -446,6 +448,7 @@ static const struct sl_device_vtable cuda_vtable = {
     .event_sync = event_sync,
     .event_elapsed = event_elapsed,
     .copy_to_device = sl_cuda_copy_to_device,
+    .copy_rows_to_device = sl_cuda_copy_rows_to_device,
     .copy_to_host = sl_cuda_copy_to_host,
     .copy_on_device = sl_cuda_copy_on_device,
     .run = device_run,

@@ -284,12 +284,16 @@ void sl_cuda_ring_finish(struct sl_cuda_ring *ring)
 }
 
 static enum sluice_status stage_up(struct sl_cuda_device *dev, cudaStream_t stream, void *dst,
-                                   const void *src, size_t bytes, struct sluice_error *err)
+                                   const char *src, size_t row_bytes, size_t pitch_bytes,
+                                   size_t n_rows, struct sluice_error *err)
 {
     char *memory;
     struct sl_cuda_ticket *ticket;
+    const size_t bytes = row_bytes * n_rows;
     SL_TRY(ring_reserve(&dev->ring, bytes, &memory, &ticket, err));
-    memcpy(memory, src, bytes);
+    for (size_t i = 0; i < n_rows; i++) {
+        memcpy(memory + i * row_bytes, src + i * pitch_bytes, row_bytes);
+    }
     SL_CUDA_TRY(cudaMemcpyAsync(dst, memory, bytes, cudaMemcpyHostToDevice, stream), err,
                 "copying %zu staged bytes to the GPU", bytes);
     return ring_commit(&dev->ring, ticket, stream, err);
@@ -356,7 +360,7 @@ static enum sluice_status copy_pieces(struct sl_device *device, struct sl_stream
             SL_TRY(copy_locked(stream->handle, locked, to, from, piece, up, err));
         } else {
             piece = piece < SL_CUDA_PIECE_BYTES ? piece : SL_CUDA_PIECE_BYTES;
-            SL_TRY(up ? stage_up(dev, stream->handle, to, from, piece, err)
+            SL_TRY(up ? stage_up(dev, stream->handle, to, from, piece, piece, 1, err)
                       : stage_down(dev, stream->handle, to, from, piece, err));
         }
         to += piece;
@@ -371,6 +375,51 @@ enum sluice_status sl_cuda_copy_to_device(struct sl_device *device, struct sl_st
                                           struct sluice_error *err)
 {
     return copy_pieces(device, stream, dst, src, bytes, true, err);
+}
+
+/* Whole rows go together as long as they lie in one locked chunk; rows that are not locked are
+ * gathered in the ring, several in a piece. One that is neither is copied by itself, in pieces. */
+static enum sluice_status copy_some_rows(struct sl_cuda_device *dev, struct sl_stream *stream,
+                                         char *to, const char *from, size_t row_bytes,
+                                         size_t pitch_bytes, size_t n_rows, size_t *n_done,
+                                         struct sluice_error *err)
+{
+    const struct sl_cuda_range *locked;
+    const size_t all = (n_rows - 1) * pitch_bytes + row_bytes;
+    const size_t piece = next_piece(dev, from, all, &locked);
+    size_t n = piece < row_bytes ? 0 : (piece - row_bytes) / pitch_bytes + 1;
+    if (n > 0 && (locked != NULL || dev->ring.memory == NULL)) {
+        SL_CUDA_TRY(cudaMemcpy2DAsync(to, row_bytes, from, pitch_bytes, row_bytes, n,
+                                      cudaMemcpyHostToDevice, stream->handle),
+                    err, "copying %zu rows of %zu bytes to the GPU", n, row_bytes);
+    } else if (n > 0 && row_bytes <= SL_CUDA_PIECE_BYTES) {
+        n = n * row_bytes <= SL_CUDA_PIECE_BYTES ? n : SL_CUDA_PIECE_BYTES / row_bytes;
+        SL_TRY(stage_up(dev, stream->handle, to, from, row_bytes, pitch_bytes, n, err));
+    } else {
+        n = 1;
+        SL_TRY(copy_pieces(&dev->base, stream, to, from, row_bytes, true, err));
+    }
+    *n_done = n;
+    return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_cuda_copy_rows_to_device(struct sl_device *device, struct sl_stream *stream,
+                                               void *dst, const void *src, size_t row_bytes,
+                                               size_t pitch_bytes, size_t n_rows,
+                                               struct sluice_error *err)
+{
+    struct sl_cuda_device *dev = cuda_device(device);
+    SL_CHECK(pitch_bytes >= row_bytes, INVALID_ARGUMENT, err, "rows of %zu bytes, %zu apart",
+             row_bytes, pitch_bytes);
+    SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
+    char *to = dst;
+    const char *from = src;
+    for (size_t n = 0; row_bytes > 0 && n_rows > 0; n_rows -= n) {
+        SL_TRY(copy_some_rows(dev, stream, to, from, row_bytes, pitch_bytes, n_rows, &n, err));
+        to += n * row_bytes;
+        from += n * pitch_bytes;
+    }
+    return SLUICE_STATUS_OK;
 }
 
 enum sluice_status sl_cuda_copy_to_host(struct sl_device *device, struct sl_stream *stream,

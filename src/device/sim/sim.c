@@ -58,6 +58,7 @@ static const struct sl_device_vtable sim_vtable = {
     .event_sync = sl_sim_event_sync,
     .event_elapsed = sl_sim_event_elapsed,
     .copy_to_device = sl_sim_copy_to_device,
+    .copy_rows_to_device = sl_sim_copy_rows_to_device,
     .copy_to_host = sl_sim_copy_to_host,
     .copy_on_device = sl_sim_copy_on_device,
     .run = sl_sim_run,

@@ -70,8 +70,10 @@ static enum sluice_status execute_copy(struct sl_sim_device *sim, const struct s
         SL_TRY_OUT(
             sl_sim_check_device(sim, item->copy.src, item->copy.bytes, "queued copy: source", err));
     }
-    if (item->copy.bytes > 0) {
-        memmove(item->copy.dst, item->copy.src, item->copy.bytes);
+    const size_t row_bytes = item->copy.bytes / item->copy.n_rows;
+    for (size_t i = 0; i < item->copy.n_rows && row_bytes > 0; i++) {
+        memmove((char *)item->copy.dst + i * row_bytes,
+                (const char *)item->copy.src + i * item->copy.pitch_bytes, row_bytes);
     }
 out:
     pthread_rwlock_unlock(&sim->memory_lock);

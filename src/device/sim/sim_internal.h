@@ -41,7 +41,8 @@ struct sl_sim_item {
         struct {
             void *dst;
             const void *src;
-            size_t bytes;
+            size_t bytes;               /* of all rows */
+            size_t n_rows, pitch_bytes; /* rows lie apart in the source; one row: they do not */
         } copy;
         struct {
             uint64_t first_op; /* in the ring of ops, not wrapped */
@@ -184,6 +185,10 @@ enum sluice_status sl_sim_event_elapsed(struct sl_device *dev, struct sl_event *
                                         struct sluice_error *err);
 enum sluice_status sl_sim_copy_to_device(struct sl_device *dev, struct sl_stream *stream, void *dst,
                                          const void *src, size_t bytes, struct sluice_error *err);
+enum sluice_status sl_sim_copy_rows_to_device(struct sl_device *dev, struct sl_stream *stream,
+                                              void *dst, const void *src, size_t row_bytes,
+                                              size_t pitch_bytes, size_t n_rows,
+                                              struct sluice_error *err);
 enum sluice_status sl_sim_copy_to_host(struct sl_device *dev, struct sl_stream *stream, void *dst,
                                        const void *src, size_t bytes, struct sluice_error *err);
 enum sluice_status sl_sim_copy_on_device(struct sl_device *dev, struct sl_stream *stream, void *dst,

@@ -77,12 +77,15 @@ static enum sluice_status inject(struct sl_sim_device *sim, uint64_t *count, con
     return SLUICE_STATUS_OK;
 }
 
-static enum sluice_status queue_copy(struct sl_stream *stream, enum sl_sim_item_kind kind,
-                                     void *dst, const void *src, size_t bytes,
-                                     struct sluice_error *err)
+/* `src_bytes`: from the first to the last byte, gaps between rows included. */
+static enum sluice_status queue_copy(struct sl_stream *stream, struct sl_sim_item item,
+                                     size_t src_bytes, struct sluice_error *err)
 {
     struct sl_sim_device *sim = stream->dev;
-    struct sl_sim_item item = {.kind = kind, .copy = {.dst = dst, .src = src, .bytes = bytes}};
+    const enum sl_sim_item_kind kind = item.kind;
+    void *const dst = item.copy.dst;
+    const void *const src = item.copy.src;
+    const size_t bytes = item.copy.bytes;
     SL_TRY(sl_sim_failure(sim, err));
     SL_TRY(inject(sim, &sim->options.fail_copy_at, "copy", &item.fails, err));
     if (kind == SL_SIM_ITEM_COPY_TO_HOST) {
@@ -92,8 +95,8 @@ static enum sluice_status queue_copy(struct sl_stream *stream, enum sl_sim_item_
         SL_TRY(sl_sim_check_device(sim, dst, bytes, "copy: destination", err));
     }
     if (kind == SL_SIM_ITEM_COPY_TO_DEVICE) {
-        SL_TRY(sl_sim_check_host(sim, src, bytes, "copy to device: source", err));
-        item.staged = !sl_sim_host_locked(sim, src, bytes);
+        SL_TRY(sl_sim_check_host(sim, src, src_bytes, "copy to device: source", err));
+        item.staged = !sl_sim_host_locked(sim, src, src_bytes);
     } else {
         SL_TRY(sl_sim_check_device(sim, src, bytes, "copy: source", err));
     }
@@ -107,6 +110,13 @@ static enum sluice_status queue_copy(struct sl_stream *stream, enum sl_sim_item_
     return SLUICE_STATUS_OK;
 }
 
+static struct sl_sim_item whole_copy(enum sl_sim_item_kind kind, void *dst, const void *src,
+                                     size_t bytes)
+{
+    return (struct sl_sim_item){.kind = kind,
+                                .copy = {.dst = dst, .src = src, .bytes = bytes, .n_rows = 1}};
+}
+
 /* The checks above read the list of allocations without memory_lock: only this thread changes it,
  * and the stream threads only read it. */
 
@@ -114,21 +124,38 @@ enum sluice_status sl_sim_copy_to_device(struct sl_device *dev, struct sl_stream
                                          const void *src, size_t bytes, struct sluice_error *err)
 {
     (void)dev;
-    return queue_copy(stream, SL_SIM_ITEM_COPY_TO_DEVICE, dst, src, bytes, err);
+    return queue_copy(stream, whole_copy(SL_SIM_ITEM_COPY_TO_DEVICE, dst, src, bytes), bytes, err);
+}
+
+enum sluice_status sl_sim_copy_rows_to_device(struct sl_device *dev, struct sl_stream *stream,
+                                              void *dst, const void *src, size_t row_bytes,
+                                              size_t pitch_bytes, size_t n_rows,
+                                              struct sluice_error *err)
+{
+    (void)dev;
+    SL_CHECK(pitch_bytes >= row_bytes, INVALID_ARGUMENT, err, "rows of %zu bytes, %zu apart",
+             row_bytes, pitch_bytes);
+    if (n_rows == 0) {
+        return SLUICE_STATUS_OK;
+    }
+    struct sl_sim_item item = whole_copy(SL_SIM_ITEM_COPY_TO_DEVICE, dst, src, row_bytes * n_rows);
+    item.copy.n_rows = n_rows;
+    item.copy.pitch_bytes = pitch_bytes;
+    return queue_copy(stream, item, (n_rows - 1) * pitch_bytes + row_bytes, err);
 }
 
 enum sluice_status sl_sim_copy_to_host(struct sl_device *dev, struct sl_stream *stream, void *dst,
                                        const void *src, size_t bytes, struct sluice_error *err)
 {
     (void)dev;
-    return queue_copy(stream, SL_SIM_ITEM_COPY_TO_HOST, dst, src, bytes, err);
+    return queue_copy(stream, whole_copy(SL_SIM_ITEM_COPY_TO_HOST, dst, src, bytes), bytes, err);
 }
 
 enum sluice_status sl_sim_copy_on_device(struct sl_device *dev, struct sl_stream *stream, void *dst,
                                          const void *src, size_t bytes, struct sluice_error *err)
 {
     (void)dev;
-    return queue_copy(stream, SL_SIM_ITEM_COPY_ON_DEVICE, dst, src, bytes, err);
+    return queue_copy(stream, whole_copy(SL_SIM_ITEM_COPY_ON_DEVICE, dst, src, bytes), bytes, err);
 }
 
 static void push_event(struct sl_stream *stream, struct sl_event *event)
@@ -176,6 +203,8 @@ static enum sluice_status check_supported(const struct sl_op *op, struct sluice_
     }
     for (int i = 0; i < op->linear.n_parts && i < SL_LINEAR_MAX_PARTS; i++) {
         const enum sl_type type = op->linear.part[i].w.type;
+        SL_CHECK(op->linear.part[i].w.pitch_bytes == 0, UNSUPPORTED, err,
+                 "the simulated device has no linear kernel for rows that lie apart");
         const struct sl_type_traits *traits = sl_type_traits((uint32_t)type);
         SL_CHECK(traits && traits->computes, UNSUPPORTED, err,
                  "the simulated device has no linear kernel for %s", sl_type_name((uint32_t)type));
