@@ -56,6 +56,26 @@ static void layer_list(const struct sl_plan *plan, const struct sl_model *model,
     }
 }
 
+/* What is in VRAM of shards that are cut. */
+static void print_cuts(const struct sl_plan *plan, const struct sl_model *model)
+{
+    static const char *const names[] = {
+        [SL_SHARD_FFN] = "of each ffn", [SL_SHARD_HEAD] = "of the head"};
+    const char *comma = "  in parts   ";
+    for (int32_t i = plan->n_shards - 2; i < plan->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        const int32_t cut = sl_shard_cut(model, shard, plan->split);
+        if (cut > 0) {
+            printf("%s%.1f%% %s", comma, 100.0 * cut / sl_shard_cut_end(model, shard),
+                   names[shard->kind]);
+            comma = " and ";
+        }
+    }
+    if (plan->split.ffn > 0 || plan->split.head > 0) {
+        printf(" in VRAM as far as the prefix goes\n");
+    }
+}
+
 static void print_tier(const struct sl_plan *plan, const struct sl_model *model, int32_t t)
 {
     const struct sl_tier_plan *const tier = &plan->tiers[t];
@@ -79,6 +99,7 @@ static void print_tier(const struct sl_plan *plan, const struct sl_model *model,
         }
     }
     printf("  %-10s %s\n", "head", place_names[tier->placement[plan->n_shards - 1]]);
+    print_cuts(plan, model);
     if (plan->slot_bytes > 0) {
         const uint32_t n = model->hp.n_layers * model->hp.n_experts;
         printf("  %-10s %d of %u in VRAM", "experts", tier->n_slots, n);
@@ -224,6 +245,8 @@ static enum sluice_status print_json(const struct sl_engine *e, const struct sl_
     sl_json_u64(&json, root, "kv_offset", plan->kv_offset);
     sl_json_i64(&json, root, "kv_layers_in_vram", plan->n_kv_layers);
     sl_json_u64(&json, root, "kv_layer_bytes", plan->kv_layer_bytes);
+    sl_json_i64(&json, root, "cut_ffn", plan->split.ffn);
+    sl_json_i64(&json, root, "cut_head", plan->split.head);
     sl_json_u64(&json, root, "kv_token_bytes", kv_token_bytes(e, plan));
     sl_json_string(&json, root, "kv_type_k", sl_type_name(plan->options.kv_types.k));
     sl_json_string(&json, root, "kv_type_v", sl_type_name(plan->options.kv_types.v));

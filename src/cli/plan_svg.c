@@ -2,7 +2,8 @@
  *
  * A plan as a picture (docs/trace.md shows one). For each tier, from the top:
  *
- *   where the attention and the feed-forward of every layer are computed, over the depth
+ *   where the attention and the feed-forward of every layer are computed, over the depth; of
+ *   those that are cut, the part in VRAM from below
  *   the arena, to scale
  *   what each engine does when in the predicted pass
  *
@@ -146,6 +147,15 @@ static void draw_head(struct picture *p)
     }
 }
 
+/* How much of a shard is in VRAM because it is cut: 0 .. 1. */
+static double part_in_vram(const struct picture *p, const struct sl_tier_plan *tier, int32_t i)
+{
+    const struct sl_model *const model = p->e->model;
+    const int32_t cut = sl_shard_cut(model, &model->shards[i], p->plan->split);
+    const bool there = cut > 0 && p->plan->resident_rank[i] < tier->n_resident;
+    return there ? (double)cut / sl_shard_cut_end(model, &model->shards[i]) : 0;
+}
+
 /* A row of cells for attention and one for feed-forwards; the head is as high as both. */
 static void draw_placement(struct picture *p, const struct sl_tier_plan *tier)
 {
@@ -161,9 +171,17 @@ static void draw_placement(struct picture *p, const struct sl_tier_plan *tier)
         char name[32], title[96];
         snprintf(title, sizeof title, "%s: %s, %.1f MiB", shard_name(p, i, name, sizeof name),
                  place < N_PLACES ? places[place].name : "elsewhere", (double)shard->bytes / MIB);
-        box(p, LEFT + cell * (head ? n_layers + 0.5 : shard->layer), p->y + row,
-            (head ? 1.5 : 1) * cell - 1, head ? 2 * CELL_HEIGHT + 1 : CELL_HEIGHT,
-            place_color(place), title);
+        const double x = LEFT + cell * (head ? n_layers + 0.5 : shard->layer);
+        const double width = (head ? 1.5 : 1) * cell - 1;
+        const double height = head ? 2 * CELL_HEIGHT + 1 : CELL_HEIGHT;
+        const double part = part_in_vram(p, tier, i);
+        box(p, x, p->y + row, width, height, place_color(place), title);
+        if (part > 0) {
+            snprintf(title, sizeof title, "%s: %.1f %% in VRAM",
+                     shard_name(p, i, name, sizeof name), 100 * part);
+            box(p, x, p->y + row + (1 - part) * height, width, part * height,
+                place_color(SL_PLACE_RESIDENT), title);
+        }
     }
     p->y += 2 * CELL_HEIGHT + 6;
 }
@@ -194,7 +212,8 @@ static void draw_map(struct picture *p, const struct sl_tier_plan *tier)
         const int32_t shard = plan->resident_order[i];
         const size_t from = plan->resident_offset[shard];
         char name[32];
-        const size_t bytes = sl_shard_resident_bytes(&p->e->model->shards[shard]);
+        const size_t bytes =
+            sl_shard_resident_bytes(p->e->model, &p->e->model->shards[shard], plan->split);
         map_part(p, from, from + bytes, place_color(SL_PLACE_RESIDENT),
                  shard_name(p, shard, name, sizeof name));
     }

@@ -64,31 +64,44 @@ static enum sluice_status init_segments(struct sl_context *ctx, struct sluice_er
     return SLUICE_STATUS_OK;
 }
 
-/* Host sides of what shared mixtures exchange with the device, and of their tables. */
-static enum sluice_status init_mixture_buffers(struct sl_context *ctx, struct sluice_error *err)
+/* Host side of what shared shards exchange with the device. */
+static enum sluice_status init_shared_buffer(struct sl_context *ctx, struct sluice_error *err)
+{
+    const struct sl_plan *const plan = ctx->plan;
+    size_t bytes = 0;
+    for (int32_t t = 0; t < plan->n_tiers && ctx->device; t++) {
+        const struct sl_tier_plan *const tier = &plan->tiers[t];
+        const int32_t n_out = plan->options.max_outputs;
+        for (int32_t i = 0; i < plan->n_shards; i++) {
+            if (sl_place_is_shared(tier->placement[i])) {
+                const struct sl_shard *const shard = &ctx->model->shards[i];
+                const bool head = shard->kind == SL_SHARD_HEAD && n_out < tier->n_tokens;
+                const struct sl_shard_choice choice =
+                    sl_shard_choice(ctx->model, shard, head ? n_out : tier->n_tokens);
+                bytes = max_size(bytes, choice.bytes);
+            }
+        }
+    }
+    if (bytes == 0) {
+        return SLUICE_STATUS_OK;
+    }
+    SL_TRY(sl_host_buffer_init(ctx, &ctx->choice, bytes, "what GPU and CPU exchange", err));
+    struct sl_device_info info;
+    SL_TRY(ctx->device->vt->info(ctx->device, &info, err));
+    ctx->choice_is_mapped = ctx->choice.locked && info.reads_host_memory;
+    return SLUICE_STATUS_OK;
+}
+
+/* Tables of a mixture's experts. */
+static enum sluice_status init_mixture(struct sl_context *ctx, struct sluice_error *err)
 {
     const struct sl_plan *const plan = ctx->plan;
     if (!ctx->device || plan->layer_tables_bytes == 0) {
         return SLUICE_STATUS_OK;
     }
-    size_t bytes = 0;
-    for (int32_t t = 0; t < plan->n_tiers; t++) {
-        const struct sl_tier_plan *const tier = &plan->tiers[t];
-        for (int32_t i = 0; i < plan->n_shards; i++) {
-            if (sl_place_is_shared(tier->placement[i])) {
-                const struct sl_shard_choice choice =
-                    sl_shard_choice(ctx->model, &ctx->model->shards[i], tier->n_tokens);
-                bytes = max_size(bytes, choice.bytes);
-            }
-        }
-    }
-    SL_TRY(sl_host_buffer_init(ctx, &ctx->choice, bytes, "the choice of experts", err));
     SL_TRY(sl_host_buffer_init(ctx, &ctx->tables,
                                ctx->model->hp.n_layers * plan->layer_tables_bytes,
                                "tables of experts", err));
-    struct sl_device_info info;
-    SL_TRY(ctx->device->vt->info(ctx->device, &info, err));
-    ctx->choice_is_mapped = ctx->choice.locked && info.reads_host_memory;
     return sl_experts_init(ctx, err);
 }
 
@@ -139,8 +152,8 @@ static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error 
     SL_TRY(sl_host_buffer_init(ctx, &ctx->logits, (size_t)n_out * model->hp.n_vocab * sizeof(float),
                                "logits", err));
     SL_TRY(init_cache(ctx, err));
-    SL_TRY(init_mixture_buffers(ctx, err));
-    return SLUICE_STATUS_OK;
+    SL_TRY(init_shared_buffer(ctx, err));
+    return init_mixture(ctx, err);
 }
 
 /* Page-lock the file mappings. A refusal is normal: those copies go through the device's staging.

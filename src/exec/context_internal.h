@@ -89,15 +89,15 @@ struct sl_context {
     struct sl_event **done;       /* by shard: its GPU step is done */
     struct sl_event **downloaded; /* by shard: its new KV is back on the host */
     struct sl_event *hidden_event;
-    int32_t n_valid;       /* prefix of the resident order whose bytes are in VRAM now */
-    bool *pending;         /* by shard: resident weights still on their way, see `ready` */
-    uint8_t *registered;   /* by file: its mapping is page-locked */
-    bool files_are_mapped; /* all files: kernels can read weights in system memory */
+    int32_t n_valid;              /* prefix of the resident order whose bytes are in VRAM now */
+    bool *pending;                /* by shard: resident weights still on their way, see `ready` */
+    uint8_t *registered;          /* by file: its mapping is page-locked */
+    bool files_are_mapped;        /* all files: kernels can read weights in system memory */
+    struct sl_host_buffer choice; /* what a shared shard sends down, and the host's sums for it */
+    bool choice_is_mapped;        /* the device reads those sums in place */
     /* Mixtures. */
     struct sl_experts experts;
-    struct sl_host_buffer tables; /* as in VRAM */
-    struct sl_host_buffer choice; /* what a shared layer sends down, and the host's sums for it */
-    bool choice_is_mapped;        /* the device reads those sums in place */
+    struct sl_host_buffer tables;                  /* as in VRAM */
     struct sl_segment *segments[SL_N_GRAPH_TIERS]; /* by first step; NULL: no graphs */
     struct sl_context_stats stats;
 };

@@ -32,6 +32,23 @@ static size_t image_bytes(const struct sl_shard *shard)
     return (shard->bytes + 255) & ~(size_t)255;
 }
 
+int32_t sl_pass_cut(const struct sl_pass *p, int32_t shard)
+{
+    const struct sl_context *const ctx = p->ctx;
+    return sl_shard_cut(ctx->model, &ctx->model->shards[shard], ctx->plan->split);
+}
+
+bool sl_pass_in_prefix(const struct sl_pass *p, int32_t shard)
+{
+    return p->ctx->plan->resident_rank[shard] < p->tier->n_resident;
+}
+
+/* A shard of which a part is in VRAM for good, so that another part is all that comes. */
+static bool has_resident_part(const struct sl_pass *p, int32_t shard)
+{
+    return sl_pass_cut(p, shard) > 0 && sl_pass_in_prefix(p, shard);
+}
+
 /* Where a shard's weights are in VRAM. */
 static uint8_t *device_image(const struct sl_pass *p, int32_t shard, size_t ring_offset)
 {
@@ -47,12 +64,6 @@ static bool is_mixture(const struct sl_shard *shard)
     return shard->expert_bytes > 0;
 }
 
-/* The base of a mixture (router, biases) is in the resident prefix, whatever its experts are. */
-static bool base_is_resident(const struct sl_pass *p, int32_t shard)
-{
-    return p->ctx->plan->resident_rank[shard] < p->tier->n_resident;
-}
-
 static enum sluice_status copy_weight(struct sl_pass *p, const struct sl_weight *weight,
                                       uint8_t *to)
 {
@@ -65,9 +76,12 @@ static enum sluice_status copy_weight(struct sl_pass *p, const struct sl_weight 
 }
 
 /* What the resident prefix holds of a shard. */
-static enum sluice_status copy_resident(struct sl_pass *p, const struct sl_shard *shard,
-                                        uint8_t *to)
+static enum sluice_status copy_resident(struct sl_pass *p, int32_t index, uint8_t *to)
 {
+    const struct sl_shard *const shard = &p->ctx->model->shards[index];
+    if (sl_pass_cut(p, index) > 0) {
+        return sl_shared_copy_part(p, index, false, to);
+    }
     for (uint32_t w = is_mixture(shard) ? SL_N_FFN_WEIGHTS : 0; w < shard->n_weights; w++) {
         const struct sl_weight *const weight = &shard->weights[w];
         SL_TRY(copy_weight(p, weight,
@@ -81,10 +95,13 @@ static enum sluice_status copy_streamed(struct sl_pass *p, int32_t index, uint8_
 {
     const struct sl_shard *const shard = &p->ctx->model->shards[index];
     uint32_t w = 0, end = shard->n_weights;
+    if (has_resident_part(p, index)) {
+        return sl_shared_copy_part(p, index, true, image);
+    }
     if (is_mixture(shard)) {
         SL_TRY(sl_experts_stream(p->ctx, p->tier, index, image, p->err));
         w = SL_N_FFN_WEIGHTS;
-        end = base_is_resident(p, index) ? w : end;
+        end = sl_pass_in_prefix(p, index) ? w : end;
     }
     for (; w < end; w++) {
         SL_TRY(copy_weight(p, &shard->weights[w], image + shard->weights[w].offset));
@@ -103,7 +120,7 @@ static enum sluice_status switch_tier(struct sl_pass *p)
         const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_COPY, "upload", i);
         const uint64_t copied_before = ctx->stats.copied_bytes;
         p->copied = true;
-        SL_TRY(copy_resident(p, &ctx->model->shards[i], ctx->arena + plan->resident_offset[i]));
+        SL_TRY(copy_resident(p, i, ctx->arena + plan->resident_offset[i]));
         sl_trace_end(ctx->trace, mark, (size_t)(ctx->stats.copied_bytes - copied_before));
         SL_TRY(p->vt->event_record(ctx->device, ctx->ready[i], ctx->copy, p->err));
         ctx->pending[i] = true;
@@ -176,13 +193,17 @@ struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index,
     uint8_t *const image = device_image(p, index, ring_offset);
     struct sl_shard_bind bind = common_bind(p);
     bind.n_kv_max = p->n_kv_max;
-    const bool base_alone = is_mixture(shard) && base_is_resident(p, index);
+    const bool base_alone = is_mixture(shard) && sl_pass_in_prefix(p, index);
     const uint8_t *const base = ctx->arena + plan->resident_offset[index];
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         const struct sl_weight *const weight = &shard->weights[w];
         bind.weights[w] = !weight->name ? NULL
                           : base_alone  ? base + weight->part_offset
                                         : image + weight->offset;
+    }
+    if (has_resident_part(p, index)) {
+        const bool streamed = p->tier->placement[index] == SL_PLACE_STREAMED;
+        sl_shared_bind_parts(p, index, base, streamed ? image : NULL, &bind);
     }
     if (is_mixture(shard)) {
         sl_experts_bind(ctx, p->tier, shard->layer, &bind);
@@ -231,13 +252,7 @@ enum sluice_status sl_pass_queue(struct sl_pass *p, int32_t shard, const struct 
                       p->err);
 }
 
-/* The head makes logits for groups of up to max_outputs rows, so that its buffer stays small. */
-struct group {
-    int32_t end; /* tokens of the pass up to the end of this group */
-    int32_t n;
-};
-
-static bool next_group(const struct sl_pass *p, int32_t *at, struct group *out)
+bool sl_pass_next_group(const struct sl_pass *p, int32_t *at, struct sl_group *out)
 {
     if (*at >= p->n_outputs) {
         return false;
@@ -249,9 +264,17 @@ static bool next_group(const struct sl_pass *p, int32_t *at, struct group *out)
     return true;
 }
 
-static float *group_logits(const struct sl_pass *p, int32_t at, const struct group *g)
+static float *group_logits(const struct sl_pass *p, int32_t at, const struct sl_group *g)
 {
     return p->logits ? p->logits + (size_t)(at - g->n) * p->ctx->model->hp.n_vocab : NULL;
+}
+
+void sl_pass_keep_group(const struct sl_pass *p, int32_t at, const struct sl_group *g)
+{
+    float *const rows = group_logits(p, at, g);
+    if (rows) {
+        memcpy(rows, p->ctx->logits.data, (size_t)g->n * p->ctx->model->hp.n_vocab * sizeof(float));
+    }
 }
 
 static enum sluice_status run_head_on_device(struct sl_pass *p, struct sl_shard_bind bind,
@@ -260,8 +283,8 @@ static enum sluice_status run_head_on_device(struct sl_pass *p, struct sl_shard_
     struct sl_context *const ctx = p->ctx;
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const size_t row_bytes = ctx->model->hp.n_vocab * sizeof(float);
-    struct group g;
-    for (int32_t at = 0; next_group(p, &at, &g);) {
+    struct sl_group g;
+    for (int32_t at = 0; sl_pass_next_group(p, &at, &g);) {
         bind.n_tokens = g.end;
         bind.n_outputs = g.n;
         const int n_ops = sl_shard_build(ctx->model, shard, &bind, ops);
@@ -269,16 +292,13 @@ static enum sluice_status run_head_on_device(struct sl_pass *p, struct sl_shard_
                           ctx->arena + p->tier->scratch_offset, p->err));
         SL_TRY(p->vt->copy_to_host(ctx->device, ctx->compute, ctx->logits.data, bind.logits,
                                    (size_t)g.n * row_bytes, p->err));
-        float *const rows = group_logits(p, at, &g);
         if (at == p->n_outputs) {
-            p->late_rows = rows; /* the last group is taken when the pass is over */
+            p->late_rows = group_logits(p, at, &g); /* taken when the pass is over */
             p->late_bytes = (size_t)g.n * row_bytes;
             break;
         }
         SL_TRY(p->vt->stream_sync(ctx->device, ctx->compute, p->err));
-        if (rows) {
-            memcpy(rows, ctx->logits.data, (size_t)g.n * row_bytes);
-        }
+        sl_pass_keep_group(p, at, &g);
     }
     return SLUICE_STATUS_OK;
 }
@@ -288,16 +308,13 @@ static void run_head_on_host(struct sl_pass *p, struct sl_shard_bind bind,
 {
     struct sl_context *const ctx = p->ctx;
     struct sl_op ops[SL_SHARD_MAX_OPS];
-    struct group g;
-    for (int32_t at = 0; next_group(p, &at, &g);) {
+    struct sl_group g;
+    for (int32_t at = 0; sl_pass_next_group(p, &at, &g);) {
         bind.n_tokens = g.end;
         bind.n_outputs = g.n;
         const int n_ops = sl_shard_build(ctx->model, shard, &bind, ops);
         sl_cpu_run(ctx->kernels, ctx->pool, ops, n_ops, ctx->scratch);
-        float *const rows = group_logits(p, at, &g);
-        if (rows) {
-            memcpy(rows, ctx->logits.data, (size_t)g.n * ctx->model->hp.n_vocab * sizeof(float));
-        }
+        sl_pass_keep_group(p, at, &g);
     }
 }
 
@@ -414,12 +431,12 @@ static const char *const step_names[] = {[SL_STEP_COPY] = "queue copy of",
                                          [SL_STEP_HIDDEN_DOWN] = "hidden down for",
                                          [SL_STEP_HIDDEN_UP] = "hidden up for",
                                          [SL_STEP_ROUTE] = "route",
-                                         [SL_STEP_OWN] = "own experts of",
-                                         [SL_STEP_OTHERS] = "other experts of",
+                                         [SL_STEP_OWN] = "own part of",
+                                         [SL_STEP_OTHERS] = "other part of",
                                          [SL_STEP_JOIN] = "join"};
 
-/* Steps of a shared mixture that only queue work. */
-static enum sluice_status queue_mixture(struct sl_pass *p, const struct sl_step *step)
+/* Steps of a shared shard that only queue work. */
+static enum sluice_status queue_shared(struct sl_pass *p, const struct sl_step *step)
 {
     struct sl_context *const ctx = p->ctx;
     if (ctx->pending[step->shard]) {
@@ -428,9 +445,9 @@ static enum sluice_status queue_mixture(struct sl_pass *p, const struct sl_step 
     }
     const int32_t mark =
         sl_trace_begin(ctx->trace, SL_LANE_GPU, step_names[step->kind], step->shard);
-    SL_TRY(step->kind == SL_STEP_ROUTE ? sl_mixture_route(p, step->shard)
-           : step->kind == SL_STEP_OWN ? sl_mixture_own(p, step->shard)
-                                       : sl_mixture_join(p, step->shard));
+    SL_TRY(step->kind == SL_STEP_ROUTE ? sl_shared_route(p, step->shard)
+           : step->kind == SL_STEP_OWN ? sl_shared_own(p, step->shard)
+                                       : sl_shared_join(p, step->shard));
     sl_trace_end(ctx->trace, mark, 0);
     return SLUICE_STATUS_OK;
 }
@@ -449,11 +466,11 @@ static enum sluice_status run_step_kind(struct sl_pass *p, const struct sl_step 
         SL_TRY(move_hidden(p, step));
         return await_hidden(p);
     case SL_STEP_OTHERS:
-        return sl_mixture_others(p, step->shard);
+        return sl_shared_others(p, step->shard);
     case SL_STEP_ROUTE:
     case SL_STEP_OWN:
     case SL_STEP_JOIN:
-        return queue_mixture(p, step);
+        return queue_shared(p, step);
     case SL_STEP_HIDDEN_UP:
     default:
         return move_hidden(p, step);
@@ -484,10 +501,10 @@ static bool step_is_plain(const struct sl_pass *p, const struct sl_step *step)
     }
     const bool waits_for_copy =
         step->kind == SL_STEP_OWN && p->tier->placement[step->shard] == SL_PLACE_FED;
-    const bool mixture =
+    const bool shared =
         (step->kind == SL_STEP_ROUTE || step->kind == SL_STEP_OWN || step->kind == SL_STEP_JOIN) &&
         !waits_for_copy;
-    return step->kind == SL_STEP_HIDDEN_UP || (mixture && !ctx->pending[step->shard]) ||
+    return step->kind == SL_STEP_HIDDEN_UP || (shared && !ctx->pending[step->shard]) ||
            (step->kind == SL_STEP_GPU && p->tier->placement[step->shard] == SL_PLACE_RESIDENT &&
             !ctx->pending[step->shard]);
 }
@@ -593,7 +610,8 @@ static enum sluice_status run_segment(struct sl_pass *p, int32_t k, int32_t end)
     }
     /* Replayed or not, the last group of logits lands in the context's buffer. */
     const struct sl_step *const last = &p->tier->steps[end - 1];
-    if (step_shard_kind(p, last) == SL_SHARD_HEAD && last->kind == SL_STEP_GPU) {
+    if (step_shard_kind(p, last) == SL_SHARD_HEAD &&
+        (last->kind == SL_STEP_GPU || last->kind == SL_STEP_JOIN)) {
         p->late_rows = p->logits;
         p->late_bytes = (size_t)p->n_outputs * ctx->model->hp.n_vocab * sizeof(float);
     }

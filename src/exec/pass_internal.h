@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A pass on its way, shared by pass.c (which walks the steps) and mixture.c (steps of mixtures that
+ * A pass on its way, used by pass.c (which walks the steps) and shared.c (steps of shards that
  * device and host share).
  */
 #ifndef SL_EXEC_PASS_INTERNAL_H
@@ -33,10 +33,31 @@ struct sl_shard_bind sl_pass_host_bind(const struct sl_pass *p, int32_t shard);
 enum sluice_status sl_pass_queue(struct sl_pass *p, int32_t shard,
                                  const struct sl_shard_bind *bind);
 
-/* The four steps of a shared mixture. */
-enum sluice_status sl_mixture_route(struct sl_pass *p, int32_t shard);
-enum sluice_status sl_mixture_own(struct sl_pass *p, int32_t shard);
-enum sluice_status sl_mixture_others(struct sl_pass *p, int32_t shard);
-enum sluice_status sl_mixture_join(struct sl_pass *p, int32_t shard);
+/* Where this plan cuts a shard; 0: it does not. And whether the resident prefix has what it has of
+ * a shard: all of it, a mixture's base, or what is before the cut. */
+int32_t sl_pass_cut(const struct sl_pass *p, int32_t shard);
+bool sl_pass_in_prefix(const struct sl_pass *p, int32_t shard);
+
+/* The head makes logits for groups of up to max_outputs rows, so that its buffer stays small. */
+struct sl_group {
+    int32_t end; /* tokens of the pass up to the end of this group */
+    int32_t n;
+};
+/* The group that begins `*at` rows behind the first; false when there is none. */
+bool sl_pass_next_group(const struct sl_pass *p, int32_t *at, struct sl_group *out);
+/* Put the logits of the group that ends at `at` where the caller wants them. */
+void sl_pass_keep_group(const struct sl_pass *p, int32_t at, const struct sl_group *g);
+
+/* The four steps of a shared shard. */
+enum sluice_status sl_shared_route(struct sl_pass *p, int32_t shard);
+enum sluice_status sl_shared_own(struct sl_pass *p, int32_t shard);
+enum sluice_status sl_shared_others(struct sl_pass *p, int32_t shard);
+enum sluice_status sl_shared_join(struct sl_pass *p, int32_t shard);
+
+/* Shards that are cut. Copy what is before the cut, or behind it, to an image; and bind images of
+ * both (`rest` NULL: only the first is there). */
+enum sluice_status sl_shared_copy_part(struct sl_pass *p, int32_t shard, bool rest, uint8_t *to);
+void sl_shared_bind_parts(const struct sl_pass *p, int32_t shard, const uint8_t *own,
+                          const uint8_t *rest, struct sl_shard_bind *bind);
 
 #endif

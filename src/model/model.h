@@ -84,12 +84,6 @@ struct sl_shard {
     uint32_t class_id; /* shards of one kind, shape and type set share it (planner) */
 };
 
-/* What the resident prefix holds of a shard: all of it, or of a mixture its base. */
-static inline size_t sl_shard_resident_bytes(const struct sl_shard *shard)
-{
-    return shard->expert_bytes > 0 ? shard->base_bytes : shard->bytes;
-}
-
 struct sl_arch;
 
 struct sl_model {
@@ -119,15 +113,50 @@ void sl_model_close(struct sl_model **model);
 /* Float rows of the embedding, scaled, for tokens (each < n_vocab): out [n, n_embd]. */
 void sl_model_embed(const struct sl_model *model, const int32_t *tokens, int32_t n, float *out);
 
-/* What a list of operators is of a shard. A mixture may be shared: the device routes, divides the
- * chosen experts and computes its own; the host computes the others into `partial`, which joins the
- * device's hidden state. */
+/* Where dense feed-forwards and the head are cut in two, the same in all layers: elements between
+ * gate, up and down (rows of gate and up, columns of down), and rows of the output matrix, that
+ * come first. 0: not cut. */
+struct sl_split {
+    int32_t ffn;
+    int32_t head;
+};
+
+/* Where this shard is cut; 0: it is not. How many elements or rows there are to cut; 0: attention
+ * and mixtures are never. And what cuts are multiples of: whole blocks. */
+int32_t sl_shard_cut(const struct sl_model *model, const struct sl_shard *shard,
+                     struct sl_split split);
+int32_t sl_shard_cut_end(const struct sl_model *model, const struct sl_shard *shard);
+int32_t sl_shard_cut_unit(const struct sl_model *model, const struct sl_shard *shard);
+
+/* A piece of a shard that can be cut, elements (or rows) begin .. end - 1: where its matrices lie
+ * in the file, and where in an image of the piece alone. */
+struct sl_slice {
+    struct {
+        const void *data; /* n_rows of row_bytes, pitch_bytes apart; NULL: no such matrix */
+        size_t row_bytes, pitch_bytes, n_rows;
+        size_t offset; /* in the image, without gaps */
+    } weights[SL_N_FFN_WEIGHTS];
+    uint32_t n_weights;
+    size_t bytes; /* of the image */
+};
+struct sl_slice sl_shard_slice(const struct sl_model *model, const struct sl_shard *shard,
+                               int32_t begin, int32_t end);
+
+/* What the resident prefix holds of a shard: all of it, of a mixture its base, or what is before
+ * the cut. */
+size_t sl_shard_resident_bytes(const struct sl_model *model, const struct sl_shard *shard,
+                               struct sl_split split);
+
+/* What a list of operators is of a shard. One may be shared by two sides. A mixture: the device
+ * routes, divides the chosen experts and computes its own, the host computes the others. A dense
+ * feed-forward or the head that is cut: the device has what is before the cut, the host the rest.
+ * The host's sum joins the device's; of the head, each side makes logits of its own. */
 enum sl_shard_part {
     SL_PART_WHOLE,
-    SL_PART_ROUTE,  /* norm and router; with at_hand: what is mine */
-    SL_PART_OWN,    /* the experts in `mine` and the shared one, added to the hidden state */
-    SL_PART_OTHERS, /* the experts in `mine` into `partial` (the host's list of them) */
-    SL_PART_JOIN,   /* hidden state += partial */
+    SL_PART_ROUTE,  /* norm; of mixtures the router too, and with at_hand: what is mine */
+    SL_PART_OWN,    /* the experts in `mine` and the shared one, or what is before the cut */
+    SL_PART_OTHERS, /* the experts in `mine` (the host's list of them), or the rest: to `partial` */
+    SL_PART_JOIN,   /* add partial; nothing to do for the head */
 };
 
 /* Where the operands of a shard live in the memory of the backend that will run it. */
@@ -143,25 +172,33 @@ struct sl_shard_bind {
     int32_t n_kv_max; /* see sl_op_attention */
     float *logits;    /* head only: [n_outputs, n_vocab] of the last n_outputs tokens */
     int32_t n_outputs;
-    /* Mixtures only. */
     enum sl_shard_part part;
+    /* Of a shard that is cut (0: not). Then `weights` are an image of what is before the cut, and
+     * for WHOLE `rest` of what is behind it; for OTHERS they are those of the file. */
+    int32_t cut;
+    const void *rest[SL_N_FFN_WEIGHTS];
+    /* Mixtures only. */
     const void *const *experts[3]; /* tables of gate, up, down by expert; NULL: in the image */
     const uint8_t *at_hand;        /* ROUTE: by expert; NULL: no division */
     int32_t *uses;                 /* counts of this layer's experts; or NULL */
     int32_t share;                 /* ROUTE: see struct sl_op_divide */
-    float *partial;                /* JOIN: [n_tokens, n_embd]; NULL: in the workspace */
+    /* Where the other side's sums are. */
+    float *partial; /* JOIN: [n_tokens, n_embd]; NULL: in the workspace */
 };
 
-/* Where ROUTE leaves its results in the workspace, and OTHERS reads and writes them: one stretch
- * [normed input | ids | weights | mine] and the partial sums behind it. Offsets in bytes. */
+/* Where ROUTE leaves its results in the workspace, and OTHERS reads and writes them: one stretch,
+ * the normed input and of mixtures [ids | weights | mine], and the partial sums. Offsets in bytes.
+ * Of the head n_tokens are those with logits, and its partial sums logits of all rows. */
 struct sl_shard_choice {
     size_t ids, mine, end; /* the stretch is 0 .. end */
-    size_t partial, bytes; /* bytes: with the partial sums */
+    size_t partial, bytes; /* bytes: all that OTHERS works in */
 };
 struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struct sl_shard *shard,
                                        int32_t n_tokens);
 
-#define SL_SHARD_MAX_PIECES 4 /* long passes are cut into pieces of 1024 tokens */
+/* Long passes are cut into pieces, but for shards that are shared: those take no more tokens. */
+#define SL_SHARD_PIECE_TOKENS 1024
+#define SL_SHARD_MAX_PIECES 4
 #define SL_SHARD_MAX_OPS (SL_SHARD_MAX_PIECES * 14)
 
 /* The ops of one shard. Returns how many were written to `ops` (SL_SHARD_MAX_OPS). Weights left

@@ -5,11 +5,13 @@
  *   attention   a = norm(h); q, k, v = linear(a); q/k norms; rope; store k, v;
  *               a = attention(q); h += o(a)            or  b = o(a); h += norm(b)
  *   ffn         a = norm(h); g = act(gate(a)) * up(a); h += down(g)  or  a = down(g); h += norm(a)
+ *   ffn, cut    a = norm(h); the rest with the first elements of g; elsewhere: p = down(g) of the
+ *               others; here: h += p  or  a += p; h += norm(a)
  *   mixture     a = norm(h); ids, w = router(a); h += experts(a, ids, w)
  *               with a shared expert: it is a mixture of one, with a router of its own
  *   shared      a = norm(h); ids, w = router(a); mine = divide(ids); h += experts(a, mine, w)
  *               elsewhere: p = experts(a, ids but mine, w); here: h += p
- *   head        a = norm(last rows of h); logits = output(a)
+ *   head        a = norm(last rows of h); logits = output(a), each side its own rows where cut
  *
  * Operators without memory (NULL addresses) serve for sizes and costs.
  */
@@ -20,11 +22,15 @@
 #include "model/model_internal.h"
 
 #define IMAGE_ALIGN_BYTES 256
-/* Long passes go through a shard in pieces of this many tokens: workspace and scratch then stay
+/* Long passes go through a shard in pieces of so many tokens: workspace and scratch then stay
  * small whatever the micro-batch, and products are as fast as they get. Attention may be cut like
  * that because a token only looks back. Mixtures are not cut: each piece would read the experts
  * again. */
-#define PIECE_TOKENS 1024
+#define PIECE_TOKENS SL_SHARD_PIECE_TOKENS
+/* Cuts are whole blocks, and of more than SMALL elements wide enough for whole lines of memory. */
+#define CUT_UNIT 64
+#define SMALL 1024
+#define SMALL_CUT_UNIT 16
 
 static size_t align_up(size_t bytes)
 {
@@ -78,15 +84,74 @@ void sl_shards_finish(struct sl_model *model)
     }
 }
 
+static bool is_dense_ffn(const struct sl_model *model, const struct sl_shard *shard)
+{
+    return shard->kind == SL_SHARD_FFN && model->hp.n_experts == 0;
+}
+
+int32_t sl_shard_cut(const struct sl_model *model, const struct sl_shard *shard,
+                     struct sl_split split)
+{
+    return is_dense_ffn(model, shard) ? split.ffn : shard->kind == SL_SHARD_HEAD ? split.head : 0;
+}
+
+int32_t sl_shard_cut_end(const struct sl_model *model, const struct sl_shard *shard)
+{
+    return is_dense_ffn(model, shard)     ? (int32_t)model->hp.n_ff
+           : shard->kind == SL_SHARD_HEAD ? (int32_t)shard->weights[SL_W_OUTPUT].m.n_rows
+                                          : 0;
+}
+
+int32_t sl_shard_cut_unit(const struct sl_model *model, const struct sl_shard *shard)
+{
+    const int32_t least = sl_shard_cut_end(model, shard) > SMALL ? CUT_UNIT : SMALL_CUT_UNIT;
+    if (!is_dense_ffn(model, shard)) {
+        return least;
+    }
+    const int32_t block = (int32_t)sl_type_traits(shard->weights[SL_W_DOWN].m.type)->block_items;
+    return block > least ? block : least;
+}
+
+struct sl_slice sl_shard_slice(const struct sl_model *model, const struct sl_shard *shard,
+                               int32_t begin, int32_t end)
+{
+    assert(is_dense_ffn(model, shard) || shard->kind == SL_SHARD_HEAD);
+    struct sl_slice s = {.n_weights = shard->n_weights};
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        const struct sl_matrix *const m = &shard->weights[w].m;
+        const bool columns = shard->kind == SL_SHARD_FFN && w == SL_W_DOWN;
+        const size_t row_bytes = sl_type_row_bytes(m->type, m->n_cols);
+        const size_t n = (size_t)(end - begin);
+        const size_t at = columns ? sl_type_row_bytes(m->type, begin) : (size_t)begin * row_bytes;
+        s.weights[w].data = m->data ? (const char *)m->data + at : NULL;
+        s.weights[w].row_bytes = columns ? sl_type_row_bytes(m->type, end - begin) : n * row_bytes;
+        s.weights[w].pitch_bytes = columns ? row_bytes : n * row_bytes;
+        s.weights[w].n_rows = columns ? (size_t)m->n_rows : 1;
+        s.weights[w].offset = s.bytes;
+        s.bytes += align_up(s.weights[w].row_bytes * s.weights[w].n_rows);
+    }
+    return s;
+}
+
+size_t sl_shard_resident_bytes(const struct sl_model *model, const struct sl_shard *shard,
+                               struct sl_split split)
+{
+    const int32_t cut = sl_shard_cut(model, shard, split);
+    return cut > 0                   ? sl_shard_slice(model, shard, 0, cut).bytes
+           : shard->expert_bytes > 0 ? shard->base_bytes
+                                     : shard->bytes;
+}
+
 /* Where the activations of a shard lie in its workspace: offsets in bytes. Regions that are dead
  * when another is written share memory. */
 struct workspace {
-    size_t a;             /* normed input; then attention output; ffn: then down output */
-    size_t b;             /* q; then o output. ffn: gate. */
-    size_t k, v;          /* attention. ffn: k is up. */
-    size_t ids, weights;  /* mixture: the router's choice */
-    size_t mine, partial; /* shared mixture */
-    size_t one, gate;     /* of the shared expert: its choice, which is always 0, and its weight */
+    size_t a;            /* normed input; then attention output; ffn: then down output */
+    size_t b;            /* q; then o output. ffn: gate. */
+    size_t k, v;         /* attention. ffn: k is up. */
+    size_t ids, weights; /* mixture: the router's choice */
+    size_t mine;         /* shared mixture */
+    size_t partial;      /* shared: of a dense feed-forward where up was */
+    size_t one, gate;    /* of the shared expert: its choice, which is always 0, and its weight */
     size_t bytes;
 };
 
@@ -99,8 +164,7 @@ static size_t take(struct workspace *ws, int32_t n_rows, size_t n_cols)
 
 static bool goes_in_pieces(const struct sl_model *model, const struct sl_shard *shard)
 {
-    return shard->kind == SL_SHARD_ATTENTION ||
-           (shard->kind == SL_SHARD_FFN && model->hp.n_experts == 0);
+    return shard->kind == SL_SHARD_ATTENTION || is_dense_ffn(model, shard);
 }
 
 /* The one place that knows the carving; sl_shard_build and sl_shard_workspace_bytes use it. */
@@ -134,8 +198,11 @@ static struct workspace carve(const struct sl_model *model, const struct sl_shar
             ws.gate = take(&ws, n_tokens, hp->n_ff_shared > 0);
             break;
         }
+        /* With room for both sides of a cut to be aligned. */
         ws.b = take(&ws, n_tokens, hp->n_ff);
-        ws.k = take(&ws, n_tokens, hp->n_ff);
+        ws.bytes += IMAGE_ALIGN_BYTES;
+        ws.k = ws.partial = take(&ws, n_tokens, hp->n_ff > n_embd ? hp->n_ff : n_embd);
+        ws.bytes += IMAGE_ALIGN_BYTES;
         break;
     case SL_SHARD_HEAD:
         ws.a = take(&ws, n_outputs, n_embd);
@@ -312,21 +379,125 @@ static void build_attention(struct builder *b)
                  q);
 }
 
+/* Elements begin .. end - 1 of a dense feed-forward. */
+struct ffn_part {
+    int32_t begin, end;
+    const void *const *weights;
+    bool in_file;     /* the matrices are whole; else images of the part */
+    float *gate, *up; /* [n_tokens, end - begin] */
+};
+
+static const void *after(const void *data, size_t bytes)
+{
+    return data ? (const char *)data + bytes : NULL;
+}
+
+/* The part's rows of gate or up, with their bias. */
+static void add_ffn_rows(const struct builder *b, struct sl_op_linear *linear,
+                         const struct ffn_part *part, uint32_t role, enum sl_vector bias, float *y)
+{
+    const struct sl_matrix *const m = &b->shard->weights[role].m;
+    const size_t skip = (size_t)part->begin * sl_type_row_bytes(m->type, m->n_cols);
+    const float *const biases = constant(b, layer_vector(b, bias));
+    add_part(b, linear, role, SL_NO_CONST, y);
+    struct sl_matrix *const w = &linear->part[linear->n_parts - 1].w;
+    w->data = after(part->weights[role], part->in_file ? skip : 0);
+    w->n_rows = part->end - part->begin;
+    linear->part[linear->n_parts - 1].bias = biases ? biases + part->begin : NULL;
+}
+
+static void add_gate_up(struct builder *b, const struct ffn_part *part, const float *a)
+{
+    struct sl_op_linear *const linear = add_linear(b, b->bind->n_tokens, a);
+    linear->activation = b->model->arch->activation;
+    add_ffn_rows(b, linear, part, SL_W_GATE, SL_V_GATE_BIAS, part->gate);
+    add_ffn_rows(b, linear, part, SL_W_UP, SL_V_UP_BIAS, part->up);
+}
+
+/* The part's columns of down. The bias is the first part's. */
+static void add_down(struct builder *b, const struct ffn_part *part, float *y, bool accumulate)
+{
+    const size_t bias = part->begin == 0 ? layer_vector(b, SL_V_DOWN_BIAS) : SL_NO_CONST;
+    struct sl_op_linear *const linear = add_linear(b, b->bind->n_tokens, part->gate);
+    linear->accumulate = accumulate;
+    add_part(b, linear, SL_W_DOWN, bias, y);
+    struct sl_matrix *const w = &linear->part[0].w;
+    w->data = part->weights[SL_W_DOWN];
+    if (part->in_file) {
+        w->data = after(w->data, sl_type_row_bytes(w->type, part->begin));
+        w->pitch_bytes = (uint32_t)sl_type_row_bytes(w->type, w->n_cols);
+    }
+    w->n_cols = part->end - part->begin;
+}
+
+/* The parts of a dense feed-forward that this list computes. */
+static int ffn_parts(const struct builder *b, const struct workspace *ws, struct ffn_part *parts)
+{
+    const struct sl_shard_bind *const bind = b->bind;
+    const int32_t n_ff = (int32_t)b->model->hp.n_ff, cut = bind->cut;
+    const bool others = bind->part == SL_PART_OTHERS;
+    parts[0] = (struct ffn_part){.begin = others ? cut : 0,
+                                 .end = others || cut == 0 ? n_ff : cut,
+                                 .weights = bind->weights,
+                                 .in_file = others,
+                                 .gate = work(b, ws->b),
+                                 .up = work(b, ws->k)};
+    if (cut == 0 || bind->part != SL_PART_WHOLE) {
+        return 1;
+    }
+    const size_t at = align_up((size_t)bind->n_tokens * (size_t)cut * sizeof(float));
+    parts[1] = (struct ffn_part){.begin = cut,
+                                 .end = n_ff,
+                                 .weights = bind->rest,
+                                 .gate = work(b, ws->b + at),
+                                 .up = work(b, ws->k + at)};
+    return 2;
+}
+
+static void add_join(struct builder *b, const struct workspace *ws, float *y)
+{
+    const struct sl_shard_bind *bind = b->bind;
+    struct sl_op_add *add = &add_op(b, SL_OP_ADD, bind->n_tokens)->add;
+    add->x = bind->partial ? bind->partial : work(b, ws->partial);
+    add->y = y;
+    add->n = b->model->hp.n_embd;
+}
+
+/* Both parts' gate and up come before either's down, which may take the memory of their input. */
+static void add_products(struct builder *b, const struct workspace *ws, float *y, bool accumulate)
+{
+    struct ffn_part parts[2];
+    const int n_parts = ffn_parts(b, ws, parts);
+    for (int i = 0; i < n_parts; i++) {
+        add_gate_up(b, &parts[i], work(b, ws->a));
+    }
+    for (int i = 0; i < n_parts; i++) {
+        add_down(b, &parts[i], y, accumulate || i > 0);
+    }
+}
+
 static void build_ffn(struct builder *b)
 {
     const struct sl_shard_bind *bind = b->bind;
     const int32_t n = bind->n_tokens;
+    const uint32_t n_embd = b->model->hp.n_embd;
     const struct workspace ws = carve(b->model, b->shard, n, 0);
-    float *a = work(b, ws.a);
-    float *gate = work(b, ws.b);
-
-    add_norm(b, n, layer_vector(b, SL_V_FFN_NORM), bind->hidden, a, b->model->hp.n_embd, 1);
-    struct sl_op_linear *gate_up = add_linear(b, n, a);
-    gate_up->activation = b->model->arch->activation;
-    add_part(b, gate_up, SL_W_GATE, layer_vector(b, SL_V_GATE_BIAS), gate);
-    add_part(b, gate_up, SL_W_UP, layer_vector(b, SL_V_UP_BIAS), work(b, ws.k));
-    add_residual(b, gate, SL_W_DOWN, layer_vector(b, SL_V_DOWN_BIAS),
-                 layer_vector(b, SL_V_POST_FFN_NORM), a);
+    const size_t post_norm = layer_vector(b, SL_V_POST_FFN_NORM);
+    float *const a = work(b, ws.a);
+    float *const sum = post_norm == SL_NO_CONST ? bind->hidden : a;
+    if (bind->part == SL_PART_WHOLE || bind->part == SL_PART_ROUTE) {
+        add_norm(b, n, layer_vector(b, SL_V_FFN_NORM), bind->hidden, a, n_embd, 1);
+    }
+    if (bind->part == SL_PART_OTHERS) {
+        add_products(b, &ws, work(b, ws.partial), false);
+    } else if (bind->part == SL_PART_JOIN) {
+        add_join(b, &ws, sum);
+    } else if (bind->part != SL_PART_ROUTE) {
+        add_products(b, &ws, sum, post_norm == SL_NO_CONST);
+    }
+    if (post_norm != SL_NO_CONST && (bind->part == SL_PART_WHOLE || bind->part == SL_PART_JOIN)) {
+        add_norm(b, n, post_norm, a, bind->hidden, n_embd, 1)->accumulate = true;
+    }
 }
 
 static const void *bound_weight(const struct builder *b, uint32_t role)
@@ -436,15 +607,6 @@ static void add_shared_expert(struct builder *b, const struct workspace *ws)
     expert->accumulate = true;
 }
 
-static void add_join(struct builder *b, const struct workspace *ws)
-{
-    const struct sl_shard_bind *bind = b->bind;
-    struct sl_op_add *add = &add_op(b, SL_OP_ADD, bind->n_tokens)->add;
-    add->x = bind->partial ? bind->partial : work(b, ws->partial);
-    add->y = bind->hidden;
-    add->n = b->model->hp.n_embd;
-}
-
 static void build_mixture(struct builder *b)
 {
     const struct workspace ws = carve(b->model, b->shard, b->bind->n_tokens, 0);
@@ -465,7 +627,7 @@ static void build_mixture(struct builder *b)
         add_experts(b, &ws, ws.mine, work(b, ws.partial), false);
         break;
     case SL_PART_JOIN:
-        add_join(b, &ws);
+        add_join(b, &ws, b->bind->hidden);
         break;
     }
 }
@@ -473,12 +635,33 @@ static void build_mixture(struct builder *b)
 struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struct sl_shard *shard,
                                        int32_t n_tokens)
 {
-    const struct workspace ws = carve(model, shard, n_tokens, 0);
+    const struct workspace ws = carve(model, shard, n_tokens, n_tokens);
+    if (shard->kind == SL_SHARD_HEAD) {
+        const size_t n_logits = (size_t)n_tokens * model->hp.n_vocab;
+        return (struct sl_shard_choice){
+            .end = ws.bytes, .partial = ws.bytes, .bytes = ws.bytes + n_logits * sizeof(float)};
+    }
     return (struct sl_shard_choice){.ids = ws.ids,
                                     .mine = ws.mine,
-                                    .end = ws.partial,
+                                    .end = model->hp.n_experts > 0 ? ws.partial : ws.b,
                                     .partial = ws.partial,
                                     .bytes = ws.bytes};
+}
+
+/* Logits of the rows that this list computes: all, those before the cut, or those behind it. */
+static void add_logits(struct builder *b, const float *a)
+{
+    const struct sl_shard_bind *bind = b->bind;
+    const bool others = bind->part == SL_PART_OTHERS;
+    struct sl_op_linear *linear = add_linear(b, bind->n_outputs, a);
+    add_part(b, linear, SL_W_OUTPUT, b->model->layout->output_bias, bind->logits);
+    struct sl_matrix *const w = &linear->part[0].w;
+    if (others) {
+        const float *const bias = linear->part[0].bias;
+        w->data = after(w->data, (size_t)bind->cut * sl_type_row_bytes(w->type, w->n_cols));
+        linear->part[0].bias = bias ? bias + bind->cut : NULL;
+    }
+    w->n_rows = others ? w->n_rows - bind->cut : bind->cut > 0 ? bind->cut : w->n_rows;
 }
 
 /* Only rows that someone reads are normed and multiplied: in prefill one of hundreds. */
@@ -496,8 +679,12 @@ static void build_head(struct builder *b)
     const float *last = bind->hidden == NULL
                             ? NULL
                             : bind->hidden + (size_t)(bind->n_tokens - n) * model->hp.n_embd;
-    add_norm(b, n, model->layout->output_norm, last, a, model->hp.n_embd, 1);
-    add_part(b, add_linear(b, n, a), SL_W_OUTPUT, model->layout->output_bias, bind->logits);
+    if (bind->part == SL_PART_WHOLE || bind->part == SL_PART_ROUTE) {
+        add_norm(b, n, model->layout->output_norm, last, a, model->hp.n_embd, 1);
+    }
+    if (bind->part != SL_PART_ROUTE && bind->part != SL_PART_JOIN) {
+        add_logits(b, a);
+    }
 }
 
 /* The ops of one piece of the pass (or all of it). */
@@ -528,7 +715,8 @@ int sl_shard_build(const struct sl_model *model, const struct sl_shard *shard,
         build_piece(&b);
         return b.n_ops;
     }
-    assert(bind->n_tokens <= SL_SHARD_MAX_PIECES * PIECE_TOKENS);
+    assert(bind->n_tokens <=
+           (bind->part == SL_PART_WHOLE ? SL_SHARD_MAX_PIECES : 1) * PIECE_TOKENS);
     for (int32_t at = 0; at < bind->n_tokens; at += PIECE_TOKENS) {
         const int32_t left = bind->n_tokens - at;
         struct sl_shard_bind piece = *bind;

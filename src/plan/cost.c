@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What things cost on this machine: a shard in a tier from its operators and the profile, a
- * mixture's layer by the counts of a candidate, and the limit that no schedule can beat.
+ * What things cost on this machine: a shard in a tier from its operators and the profile, one that
+ * is cut by its parts, a mixture's layer by the counts of a candidate, and the limit that no
+ * schedule can beat.
  */
 #include <math.h>
 #include <string.h>
@@ -61,7 +62,7 @@ struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_sh
     return cost;
 }
 
-/* Time of one part of a mixture on a unit, by the machine's profile. */
+/* Time of one part of a shard on a unit, by the machine's profile. */
 static double part_ns(const struct sl_search *s, const struct sl_shard *shard, int32_t n_tokens,
                       enum sl_shard_part part, enum sl_unit unit)
 {
@@ -69,9 +70,42 @@ static double part_ns(const struct sl_search *s, const struct sl_shard *shard, i
     struct sl_shard_bind bind = bind_for_cost(s, n_tokens);
     bind.part = part;
     bind.at_hand = &some;
+    bind.cut = sl_shard_cut(s->model, shard, s->split);
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const int n_ops = sl_shard_build(s->model, shard, &bind, ops);
     return list_ns(s, unit, ops, n_ops, n_tokens);
+}
+
+struct sl_shard_cost sl_cost_cut(const struct sl_search *s, const struct sl_shard *shard,
+                                 int32_t n_tokens)
+{
+    struct sl_shard_cost cost = sl_cost_shard(s, shard, n_tokens);
+    const int32_t cut = sl_shard_cut(s->model, shard, s->split);
+    const struct sl_slice rest =
+        sl_shard_slice(s->model, shard, cut, sl_shard_cut_end(s->model, shard));
+    cost.copy_ns = 0;
+    for (uint32_t w = 0; w < rest.n_weights; w++) {
+        const size_t bytes = rest.weights[w].row_bytes * rest.weights[w].n_rows;
+        cost.copy_ns += sl_profile_copy_ns(s->profile, bytes);
+    }
+    const int32_t tier = tier_of(n_tokens);
+    const struct {
+        double *ns;
+        enum sl_shard_part part;
+        enum sl_unit unit;
+    } parts[] = {{&cost.gpu_ns, SL_PART_WHOLE, SL_UNIT_GPU},
+                 {&cost.route_ns, SL_PART_ROUTE, SL_UNIT_GPU},
+                 {&cost.own_ns, SL_PART_OWN, SL_UNIT_GPU},
+                 {&cost.others_ns, SL_PART_OTHERS, SL_UNIT_CPU},
+                 {&cost.others_busy_ns, SL_PART_OTHERS, SL_UNIT_CPU_BUSY}};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        if (i > 0 && shard->kind == SL_SHARD_FFN && n_tokens > SL_SHARD_PIECE_TOKENS) {
+            break; /* not shared */
+        }
+        *parts[i].ns = part_ns(s, shard, n_tokens, parts[i].part, parts[i].unit) *
+                       s->profile->work_factor[parts[i].unit][shard->kind][tier];
+    }
+    return cost;
 }
 
 struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct sl_shard *shard,
@@ -154,12 +188,16 @@ const struct sl_shard_cost *sl_cost_candidate(struct sl_search *s, const struct 
 {
     const struct sl_shard_cost *const cost = s->cost[c->tier];
     const bool streams_kv = c->attention_streamed && c->n_kv_layers < s->n_layers;
-    if (!streams_kv && s->n_experts == 0) {
+    const bool cuts = s->split.ffn > 0 || s->split.head > 0;
+    if (!streams_kv && s->n_experts == 0 && !cuts) {
         return cost;
     }
     memcpy(s->candidate_cost, cost, (size_t)s->n_shards * sizeof *cost);
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard *const shard = &s->model->shards[i];
+        if (s->is_in_prefix[i] && sl_shard_cut(s->model, shard, s->split) > 0) {
+            s->candidate_cost[i] = s->cut_cost[c->tier][shard->class_id];
+        }
         if (streams_kv && shard->kind == SL_SHARD_ATTENTION &&
             (int32_t)shard->layer >= c->n_kv_layers) {
             s->candidate_cost[i].copy_ns += s->kv_copy_ns[c->tier];
@@ -204,6 +242,9 @@ double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *
         double resident = placement[i] == SL_PLACE_RESIDENT;
         if (s->model->shards[i].expert_bytes > 0 && placement[i] != SL_PLACE_HOST) {
             resident = (double)c->n_slots / s->n_experts;
+        }
+        if (s->is_in_prefix[i] && sl_shard_cut(s->model, &s->model->shards[i], s->split) > 0) {
+            resident = (double)s->resident_bytes[i] / bytes;
         }
         inside += bytes * resident;
         outside += bytes * (1 - resident);

@@ -181,6 +181,8 @@ enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *m
     SL_TRY_OUT(sl_search_run(&s, &choice, err));
     plan->smallest_budget_bytes = choice.smallest_budget_bytes;
     s.head_on_host = choice.head_on_host;
+    sl_search_set_split(&s, choice.split);
+    plan->split = choice.split;
     SL_TRY_OUT(map_shared(plan, &s, &choice, err));
     for (int32_t t = 0; t < choice.n_tiers; t++) {
         SL_TRY_OUT(add_tier(plan, &s, &choice.tiers[t], err));
@@ -255,11 +257,11 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
     for (int32_t i = 0; i < tier->n_resident; i++) {
         const int32_t index = plan->resident_order[i];
         const struct sl_shard *const shard = &model->shards[index];
-        const bool base_alone = shard->expert_bytes > 0;
-        SL_CHECK(base_alone || tier->placement[index] == SL_PLACE_RESIDENT, INTERNAL, err,
+        const bool is_part = shard->expert_bytes > 0 || sl_shard_cut(model, shard, plan->split) > 0;
+        SL_CHECK(is_part || tier->placement[index] == SL_PLACE_RESIDENT, INTERNAL, err,
                  "plan: shard %d of the resident prefix is not resident", index);
-        resident_end =
-            plan->resident_offset[index] + ((sl_shard_resident_bytes(shard) + 255) & ~(size_t)255);
+        const size_t bytes = sl_shard_resident_bytes(model, shard, plan->split);
+        resident_end = plan->resident_offset[index] + ((bytes + 255) & ~(size_t)255);
     }
     if (tier->n_slots > 0) {
         SL_CHECK(tier->n_resident == plan->n_resident_order, INTERNAL, err,
@@ -279,11 +281,16 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
         const bool host = tier->placement[i] == SL_PLACE_HOST;
         SL_CHECK(host || tier->uses_device, INTERNAL, err,
                  "plan: shard %d is on a device that the tier does not use", i);
-        const bool needs_base =
-            shard->expert_bytes > 0 &&
-            (sl_place_is_shared(tier->placement[i]) || tier->placement[i] == SL_PLACE_RESIDENT);
-        SL_CHECK(!needs_base || plan->resident_rank[i] < tier->n_resident, INTERNAL, err,
-                 "plan: the GPU routes for layer %u without its router", shard->layer);
+        const bool shared = sl_place_is_shared(tier->placement[i]);
+        const bool needs_part =
+            shared || (shard->expert_bytes > 0 && tier->placement[i] == SL_PLACE_RESIDENT);
+        SL_CHECK(!needs_part || plan->resident_rank[i] < tier->n_resident, INTERNAL, err,
+                 "plan: the GPU takes part in shard %d without what it needs of it", i);
+        const bool can_share =
+            shard->expert_bytes > 0 ||
+            (sl_shard_cut(model, shard, plan->split) > 0 &&
+             (shard->kind == SL_SHARD_HEAD || tier->n_tokens <= SL_SHARD_PIECE_TOKENS));
+        SL_CHECK(!shared || can_share, INTERNAL, err, "plan: shard %d cannot be shared", i);
         if (shard->kind == SL_SHARD_ATTENTION) {
             SL_CHECK(!host || (int32_t)shard->layer >= plan->n_kv_layers, INTERNAL, err,
                      "plan: attention of layer %u is on the CPU, its KV in VRAM", shard->layer);
@@ -295,6 +302,14 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
 enum sluice_status sl_plan_check(const struct sl_plan *plan, const struct sl_model *model,
                                  struct sluice_error *err)
 {
+    for (int32_t i = 0; i < plan->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        const int32_t cut = sl_shard_cut(model, shard, plan->split);
+        SL_CHECK(cut == 0 || (cut > 0 && cut < sl_shard_cut_end(model, shard) &&
+                              cut % sl_shard_cut_unit(model, shard) == 0),
+                 INTERNAL, err, "plan: shard %d is cut at %d of %d", i, cut,
+                 sl_shard_cut_end(model, shard));
+    }
     SL_CHECK(plan->arena_bytes <= plan->options.budget_bytes, INTERNAL, err,
              "plan: the arena of %zu bytes is larger than the budget of %llu", plan->arena_bytes,
              (unsigned long long)plan->options.budget_bytes);

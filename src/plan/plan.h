@@ -14,8 +14,9 @@
  * holding a prefix of it, so that switching tiers uploads only what the longer prefix has more.
  * Mixtures: what is resident of a feed-forward is its base (router, biases); behind the head come
  * slots of one expert each, of which a tier has a prefix too. Which experts are in them changes
- * while running; the tables say so to the kernels. Ring and activations sit at the top and differ
- * between tiers.
+ * while running; the tables say so to the kernels. In plans that cut dense feed-forwards and the
+ * head (struct sl_split), what is resident of one is what is before the cut, and the head's follows
+ * attention. Ring and activations sit at the top and differ between tiers.
  *
  * KV has one home for all tiers: layers < n_kv_layers keep it in VRAM (their attention then runs
  * on the GPU in every tier), the others in system memory (attention on the CPU, or streamed with
@@ -31,7 +32,8 @@
 #include "plan/steps.h"
 
 /* Published strategies, as points of the search space, ways to go about single experts (of dense
- * models the same as ffn-host), and the search itself. */
+ * models the same as ffn-host), the search among plans that cut shards in two (of mixtures the head
+ * alone), and the search itself. */
 #define SL_STRATEGY_LIST(X)                                                                        \
     X(AUTO, "auto", "search for the fastest plan")                                                 \
     X(HOST, "host", "everything on the CPU")                                                       \
@@ -46,7 +48,10 @@
     X(EXPERTS_MAPPED, "experts-mapped",                                                            \
       "the same, but the GPU reads the other experts in system memory")                            \
     X(EXPERTS_FED, "experts-fed",                                                                  \
-      "as experts-shared; in longer passes a part of the other experts is copied ahead")
+      "as experts-shared; in longer passes a part of the other experts is copied ahead")           \
+    X(SPLIT, "split",                                                                              \
+      "attention first in VRAM, then a part of every feed-forward and of the head; the other "     \
+      "parts on the CPU meanwhile, or streamed")
 
 enum sl_strategy {
 #define SL_STRATEGY_ENUM(name, text, help) SL_STRATEGY_##name,
@@ -108,6 +113,7 @@ struct sl_plan {
     int32_t n_ubatch; /* tokens of the last tier */
     int32_t depth;    /* the depth used for predictions */
 
+    struct sl_split split;   /* where shards are cut, in all tiers */
     int32_t *resident_order; /* shard indices; the resident candidates */
     int32_t n_resident_order;
     size_t *resident_offset; /* by shard; SIZE_MAX where it is no candidate */

@@ -5,7 +5,8 @@
  * many of the FFNs that are not resident are streamed. Residency itself is hardly a variable: as
  * much of the resident order as fits, or the layers that are resident as a whole, or attention
  * alone. (An FFN on the GPU between two attentions on the CPU costs two moves of the hidden state,
- * which can be more than it gains.)
+ * which can be more than it gains.) Where shards are cut in two, where is one more outer loop, over
+ * the few cuts that fill VRAM or let both sides end together.
  */
 #include "plan/search.h"
 
@@ -25,8 +26,11 @@
 #define MIXTURE_GRID 4 /* their slots vary what is streamed already */
 /* Feeding copies experts that nobody uses, too: not worth a try where they are most of them. */
 #define FED_LEAST_READ 0.25
-#define FED_STEPS 64 /* half as fine as the number of a layer's experts that are fed is searched   \
+#define FED_STEPS                                                                                  \
+    64               /* half as fine as the number of a layer's experts that are fed is searched   \
                       */
+#define SPLIT_GRID 6 /* so do cuts */
+#define MAX_SPLITS 8
 
 static size_t align_up(size_t n)
 {
@@ -34,6 +38,11 @@ static size_t align_up(size_t n)
 }
 
 static size_t max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static int32_t max_int(int32_t a, int32_t b)
 {
     return a > b ? a : b;
 }
@@ -90,7 +99,6 @@ static void measure_shards(struct sl_search *s)
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard *const shard = &s->model->shards[i];
         s->image_bytes[i] = align_up(shard->bytes);
-        s->resident_bytes[i] = align_up(sl_shard_resident_bytes(shard));
         switch (shard->kind) {
         case SL_SHARD_ATTENTION: {
             const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
@@ -107,10 +115,46 @@ static void measure_shards(struct sl_search *s)
         case SL_SHARD_FFN:
             s->max_ffn_bytes = max_size(s->max_ffn_bytes, s->image_bytes[i]);
             s->slot_bytes = max_size(s->slot_bytes, shard->expert_bytes);
+            s->cut_unit = max_int(s->cut_unit, sl_shard_cut_unit(s->model, shard));
             break;
         case SL_SHARD_HEAD:
             s->head_bytes = s->image_bytes[i];
             break;
+        }
+    }
+}
+
+/* Costs of the classes that are cut, once each. */
+static void cost_cut_shard(struct sl_search *s, int32_t shard)
+{
+    const struct sl_shard *const shards = s->model->shards;
+    for (int32_t k = 0; k < shard; k++) {
+        if (shards[k].class_id == shards[shard].class_id) {
+            return;
+        }
+    }
+    for (int32_t t = 0; t < s->n_tiers; t++) {
+        s->cut_cost[t][shards[shard].class_id] = sl_cost_cut(s, &shards[shard], sl_tier_tokens[t]);
+    }
+}
+
+void sl_search_set_split(struct sl_search *s, struct sl_split split)
+{
+    const struct sl_model *const model = s->model;
+    s->split = split;
+    s->max_rest_bytes = 0;
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        const int32_t cut = sl_shard_cut(model, shard, split);
+        const int32_t end = sl_shard_cut_end(model, shard);
+        s->resident_bytes[i] = align_up(sl_shard_resident_bytes(model, shard, split));
+        s->rest_bytes[i] = s->image_bytes[i];
+        if (cut > 0) {
+            s->rest_bytes[i] = align_up(sl_shard_slice(model, shard, cut, end).bytes);
+            cost_cut_shard(s, i);
+        }
+        if (shard->kind == SL_SHARD_FFN) {
+            s->max_rest_bytes = max_size(s->max_rest_bytes, s->rest_bytes[i]);
         }
     }
 }
@@ -152,6 +196,8 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     good = good && (s->field = sl_calloc(SL_MEM_PLAN, (count), sizeof *s->field)) != NULL
     GRAB(image_bytes, n);
     GRAB(resident_bytes, n);
+    GRAB(rest_bytes, n);
+    GRAB(is_in_prefix, n);
     GRAB(item_bytes, n);
     GRAB(candidate_cost, n);
     GRAB(placement, n);
@@ -162,6 +208,7 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     GRAB(order, n);
     for (int32_t t = 0; t < s->n_tiers; t++) {
         GRAB(cost[t], n);
+        GRAB(cut_cost[t], model->n_classes);
         GRAB(mixture[t], model->n_classes);
     }
 #undef GRAB
@@ -170,6 +217,7 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
         return sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for the planner");
     }
     measure_shards(s);
+    sl_search_set_split(s, (struct sl_split){0});
     if (s->slot_bytes > 0) {
         s->n_experts = s->n_layers * (int32_t)model->hp.n_experts;
         s->tables_bytes = (size_t)s->n_layers * sl_plan_tables_bytes(model->hp.n_experts) +
@@ -185,6 +233,8 @@ void sl_search_finish(struct sl_search *s)
 {
     sl_free(s->image_bytes);
     sl_free(s->resident_bytes);
+    sl_free(s->rest_bytes);
+    sl_free(s->is_in_prefix);
     sl_free(s->item_bytes);
     sl_free(s->candidate_cost);
     sl_free(s->placement);
@@ -195,6 +245,7 @@ void sl_search_finish(struct sl_search *s)
     sl_free(s->order);
     for (int32_t t = 0; t < SL_N_TIERS; t++) {
         sl_free(s->cost[t]);
+        sl_free(s->cut_cost[t]);
         sl_free(s->mixture[t]);
     }
     memset(s, 0, sizeof *s);
@@ -218,6 +269,9 @@ int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers,
             order[n++] = i;
         }
     }
+    if (s->split.head > 0) {
+        order[n++] = s->n_shards - 1;
+    }
     /* Any prefix is spread evenly over the depth, so that the copies of the others hide behind the
      * work of the resident ones: layers in the order of their bits read backwards. */
     int32_t n_bits = 0;
@@ -230,7 +284,7 @@ int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers,
             order[n++] = 2 * layer + 1; /* its FFN */
         }
     }
-    if (!s->head_on_host) {
+    if (!s->head_on_host && s->split.head == 0) {
         order[n++] = s->n_shards - 1;
     }
     return n;
@@ -249,49 +303,67 @@ static bool spread(int32_t j, int32_t m, int32_t n)
     return (int64_t)(j + 1) * n / m != (int64_t)j * n / m;
 }
 
+/* Where an FFN goes that is not resident as a whole: of a mixture, cut, or beyond the prefix. */
+static enum sl_placement place_ffn(const struct sl_search *s, const struct sl_candidate *c,
+                                   int32_t shard, bool streamed)
+{
+    if (c->n_fed > 0) {
+        return SL_PLACE_FED;
+    }
+    if (streamed) {
+        return SL_PLACE_STREAMED;
+    }
+    if (s->n_experts > 0) {
+        return c->share == SL_SHARE_HOST   ? SL_PLACE_HOST
+               : c->share == SL_DIVIDE_ALL ? SL_PLACE_RESIDENT
+                                           : SL_PLACE_SHARED;
+    }
+    return s->is_in_prefix[shard] && c->share != SL_SHARE_HOST ? SL_PLACE_SHARED : SL_PLACE_HOST;
+}
+
+static enum sl_placement place_head(const struct sl_search *s, const struct sl_candidate *c)
+{
+    if (!c->head_on_device) {
+        return SL_PLACE_HOST;
+    }
+    return !s->is_in_prefix[s->n_shards - 1] ? SL_PLACE_STREAMED
+           : s->split.head > 0               ? SL_PLACE_SHARED
+                                             : SL_PLACE_RESIDENT;
+}
+
 void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t *placement)
 {
     const int32_t n_order = sl_search_resident_order(s, c->n_kv_layers, s->order);
-    memset(placement, SL_PLACE_HOST, (size_t)s->n_shards);
+    memset(s->is_in_prefix, 0, (size_t)s->n_shards * sizeof *s->is_in_prefix);
     for (int32_t i = 0; i < c->n_resident; i++) {
-        placement[s->order[i]] = SL_PLACE_RESIDENT;
+        s->is_in_prefix[s->order[i]] = true;
     }
-    const bool mixture = s->n_experts > 0;
-    int32_t n_ffn = mixture ? s->n_layers : 0;
-    for (int32_t i = c->n_resident; i < n_order && !mixture; i++) {
+    const bool in_parts = s->n_experts > 0 || s->split.ffn > 0; /* no FFN is resident as a whole */
+    int32_t n_ffn = in_parts ? s->n_layers : 0;
+    for (int32_t i = c->n_resident; i < n_order && !in_parts; i++) {
         n_ffn += s->model->shards[s->order[i]].kind == SL_SHARD_FFN;
     }
     int32_t j = 0;
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard *const shard = &s->model->shards[i];
-        s->item_bytes[i] = s->image_bytes[i];
-        if (shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer >= c->n_kv_layers) {
-            s->item_bytes[i] += s->kv_layer_bytes;
-        }
-        if (mixture && shard->kind == SL_SHARD_FFN && c->n_fed > 0) {
-            placement[i] = SL_PLACE_FED;
-            s->item_bytes[i] = (size_t)c->n_fed * s->slot_bytes;
-            continue;
-        }
-        if (mixture && shard->kind == SL_SHARD_FFN) {
-            placement[i] = spread(j++, n_ffn, c->n_ffn_streamed) ? SL_PLACE_STREAMED
-                           : c->share == SL_SHARE_HOST           ? SL_PLACE_HOST
-                           : c->share == SL_DIVIDE_ALL           ? SL_PLACE_RESIDENT
-                                                                 : SL_PLACE_SHARED;
-            continue;
-        }
-        if (placement[i] == SL_PLACE_RESIDENT) {
-            continue;
-        }
-        bool streamed = false;
-        if (shard->kind == SL_SHARD_ATTENTION) {
-            streamed = (int32_t)shard->layer < c->n_kv_layers || c->attention_streamed;
+        const bool there = s->is_in_prefix[i];
+        s->item_bytes[i] = there ? s->rest_bytes[i] : s->image_bytes[i];
+        if (shard->kind == SL_SHARD_HEAD) {
+            placement[i] = place_head(s, c);
         } else if (shard->kind == SL_SHARD_FFN) {
-            streamed = spread(j++, n_ffn, c->n_ffn_streamed);
+            placement[i] = there && !in_parts
+                               ? SL_PLACE_RESIDENT
+                               : place_ffn(s, c, i, spread(j++, n_ffn, c->n_ffn_streamed));
+            if (placement[i] == SL_PLACE_FED) {
+                s->item_bytes[i] = (size_t)c->n_fed * s->slot_bytes;
+            }
         } else {
-            streamed = c->head_on_device;
+            const bool kv_here = (int32_t)shard->layer < c->n_kv_layers;
+            s->item_bytes[i] += kv_here ? 0 : s->kv_layer_bytes;
+            placement[i] = there                              ? SL_PLACE_RESIDENT
+                           : kv_here || c->attention_streamed ? SL_PLACE_STREAMED
+                                                              : SL_PLACE_HOST;
         }
-        placement[i] = streamed ? SL_PLACE_STREAMED : SL_PLACE_HOST;
     }
 }
 
@@ -329,7 +401,7 @@ static bool fill_resident(struct sl_search *s, struct sl_candidate *c, int32_t m
     c->n_resident = 0;
     while (c->n_resident < n_order && c->n_resident < most) {
         const int32_t i = s->order[c->n_resident];
-        if (i == s->n_shards - 1 && !c->head_on_device) {
+        if (i == s->n_shards - 1 && !c->head_on_device && s->split.head == 0) {
             break;
         }
         if (used + s->resident_bytes[i] > s->budget_bytes) {
@@ -360,6 +432,7 @@ struct bounds {
     bool fewer_resident; /* whole layers, or attention alone, where more would fit */
     bool whole;          /* resident must reach everything (that is on the device) */
     bool kv_all_only;    /* KV of all layers must be in VRAM */
+    bool split;          /* shards are cut in two; else none is */
 };
 
 static struct bounds strategy_bounds(enum sl_strategy strategy)
@@ -367,6 +440,7 @@ static struct bounds strategy_bounds(enum sl_strategy strategy)
     struct bounds b = {.most_resident = INT32_MAX};
     switch (strategy) {
     case SL_STRATEGY_AUTO:
+    case SL_STRATEGY_SPLIT:
         b = (struct bounds){{true, true, true, true},
                             {true, true},
                             {true, true},
@@ -381,7 +455,12 @@ static struct bounds strategy_bounds(enum sl_strategy strategy)
                             INT32_MAX,
                             true,
                             false,
+                            false,
                             false};
+        if (strategy == SL_STRATEGY_SPLIT) { /* there are many cuts: the rest is kept small */
+            b.split = true;
+            b.fewer_resident = false;
+        }
         break;
     case SL_STRATEGY_HOST:
         break;
@@ -435,11 +514,13 @@ static size_t activation_bytes(const struct sl_search *s, int32_t tier, bool hea
            (head_on_device ? z->logits_bytes : 0);
 }
 
-/* Ring size for a multiple of the largest shard that may be streamed in this candidate. */
+/* Ring size for a multiple of the largest shard that may be streamed in this candidate. Of
+ * feed-forwards that are cut only the rest comes, if all have their part in the prefix. */
 static size_t ring_bytes(const struct sl_search *s, const struct sl_candidate *c, int32_t multiple,
-                         bool head_streamed)
+                         bool head_streamed, bool ffn_whole)
 {
-    size_t item = max_size(s->max_ffn_bytes, s->max_attention_bytes);
+    size_t item =
+        max_size(ffn_whole ? s->max_ffn_bytes : s->max_rest_bytes, s->max_attention_bytes);
     if (c->attention_streamed && c->n_kv_layers < s->n_layers) {
         item = max_size(item, s->max_attention_bytes + s->kv_layer_bytes);
     }
@@ -450,15 +531,28 @@ static size_t ring_bytes(const struct sl_search *s, const struct sl_candidate *c
     return bytes;
 }
 
-/* The FFNs, and whether the head, beyond the resident prefix. */
+/* FFNs of which the resident prefix has what it has of any. */
+static int32_t ffn_in_prefix(const struct sl_search *s, const struct sl_candidate *c)
+{
+    const int32_t before = c->n_kv_layers + (s->split.head > 0);
+    const int32_t n = c->n_resident > before ? c->n_resident - before : 0;
+    return n < s->n_layers ? n : s->n_layers;
+}
+
+/* Whether the prefix has the head, or its part of one that is cut. */
+static bool head_in_prefix(const struct sl_search *s, const struct sl_candidate *c)
+{
+    return s->split.head > 0 ? c->n_resident > c->n_kv_layers
+                             : c->n_resident == c->n_kv_layers + s->n_layers + 1;
+}
+
+/* FFNs that are not resident as a whole. */
 static int32_t ffn_left(const struct sl_search *s, const struct sl_candidate *c)
 {
-    const int32_t attention = c->n_kv_layers;
     if (s->n_experts > 0) {
         return c->n_slots < s->n_experts ? s->n_layers : 0;
     }
-    const int32_t resident = c->n_resident > attention ? c->n_resident - attention : 0;
-    return resident < s->n_layers ? s->n_layers - resident : 0;
+    return s->n_layers - (s->split.ffn > 0 ? 0 : ffn_in_prefix(s, c));
 }
 
 static void keep_better(struct sl_search *s, struct sl_candidate *c, struct sl_candidate *best,
@@ -523,9 +617,8 @@ static void search_shares(struct sl_search *s, struct sl_candidate c, const stru
 static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct bounds *b,
                        bool feasible_only, struct sl_candidate *best, bool *found)
 {
-    const int32_t n_order = sl_search_resident_order(s, c.n_kv_layers, s->order);
     const bool mixture = s->n_experts > 0;
-    const bool head_resident = c.n_resident == n_order && !s->head_on_host;
+    const bool head_resident = head_in_prefix(s, &c);
     const int32_t left = ffn_left(s, &c);
     const bool must_stream = c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident) ||
                              (c.attention_streamed && c.n_kv_layers < s->n_layers);
@@ -537,14 +630,17 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
         return;
     }
     c.share = SL_SHARE_HOST;
-    if (mixture && c.n_resident >= c.n_kv_layers + s->n_layers &&
-        must_stream == (c.ring_bytes > 0)) {
+    if (mixture && ffn_in_prefix(s, &c) == s->n_layers && must_stream == (c.ring_bytes > 0)) {
         search_shares(s, c, b, feasible_only, best, found);
     }
     if (mixture && (left == 0 || (feasible_only && *found))) {
         return;
     }
-    const int32_t grid = mixture ? MIXTURE_GRID : FFN_GRID;
+    if (s->split.ffn > 0 && ffn_in_prefix(s, &c) > 0 &&
+        sl_tier_tokens[c.tier] <= SL_SHARD_PIECE_TOKENS) {
+        c.share = 0;
+    }
+    const int32_t grid = mixture ? MIXTURE_GRID : b->split ? SPLIT_GRID : FFN_GRID;
     for (int32_t g = 0; g <= grid; g++) {
         c.n_ffn_streamed = (int32_t)((int64_t)left * g / grid);
         if (g > 0 && c.n_ffn_streamed == (int32_t)((int64_t)left * (g - 1) / grid)) {
@@ -559,10 +655,11 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
         if (streams != (c.ring_bytes > 0)) {
             continue;
         }
-        /* Bases alone are of no use. */
-        const bool resident =
-            mixture ? head_resident || (c.n_resident > 0 && c.n_kv_layers > 0) : c.n_resident > 0;
-        c.uses_device = resident || streams;
+        /* Bases alone are of no use, nor parts of what the CPU computes. */
+        const bool ffn =
+            ffn_in_prefix(s, &c) > 0 && (s->split.ffn > 0 ? c.share != SL_SHARE_HOST : !mixture);
+        c.uses_device = streams || ffn || (c.n_resident > 0 && c.n_kv_layers > 0) ||
+                        (c.head_on_device && head_resident);
         if (!c.uses_device) {
             continue;
         }
@@ -589,11 +686,10 @@ static bool score_fed(struct sl_search *s, struct sl_candidate *c, const struct 
         c->ring_bytes = max_size(c->ring_bytes, s->head_bytes);
     }
     c->top_bytes = c->ring_bytes + activation_bytes(s, c->tier, c->head_on_device);
-    if (!fill_resident(s, c, b->most_resident) || c->n_resident < c->n_kv_layers + s->n_layers) {
+    if (!fill_resident(s, c, b->most_resident) || ffn_in_prefix(s, c) < s->n_layers) {
         return false;
     }
-    const bool head_resident = c->n_resident == c->n_kv_layers + s->n_layers + 1;
-    return (!c->head_on_device || head_resident || head_streamed) && score(s, c);
+    return (!c->head_on_device || head_in_prefix(s, c) || head_streamed) && score(s, c);
 }
 
 /* How many experts of a layer come through the ring: the more, the longer the copies take and the
@@ -645,22 +741,30 @@ static bool search_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers,
                                  .n_kv_layers = n_kv_layers,
                                  .head_on_device = head == 1,
                                  .attention_streamed = attention == 1};
-        /* First as if the head were resident; when it turns out not to be, its slot counts. */
-        for (int32_t head_streamed = 0; head_streamed <= head; head_streamed++) {
-            if (!feasible_only) {
-                search_fed(s, c, b, multiple, head_streamed == 1, best, &found);
+        /* First as if the head were resident, and a part of all FFNs where they are cut; when they
+         * turn out not to be, they count whole. */
+        for (int32_t whole = 0; whole < 4; whole++) {
+            const bool head_streamed = whole % 2 == 1, ffn_whole = whole / 2 == 1;
+            if ((head_streamed && head == 0) ||
+                (ffn_whole && (s->split.ffn == 0 || multiple == 0))) {
+                continue;
             }
-            c.ring_bytes = ring_bytes(s, &c, multiple, head_streamed == 1);
+            if (!feasible_only && !ffn_whole) {
+                search_fed(s, c, b, multiple, head_streamed, best, &found);
+            }
+            c.ring_bytes = ring_bytes(s, &c, multiple, head_streamed, ffn_whole);
             c.top_bytes = c.ring_bytes + activation_bytes(s, tier, c.head_on_device);
-            if (!fill_resident(s, &c, b->most_resident)) {
+            if (!fill_resident(s, &c, b->most_resident) ||
+                (s->split.ffn > 0 && multiple > 0 &&
+                 ffn_whole == (ffn_in_prefix(s, &c) == s->n_layers))) {
                 continue;
             }
             search_ffn(s, c, b, feasible_only, best, &found);
             if (!b->fewer_resident || feasible_only) {
                 continue;
             }
-            const int32_t fit = c.n_resident;
-            const int32_t cuts[] = {2 * n_kv_layers, n_kv_layers};
+            const int32_t fit = c.n_resident, head_part = s->split.head > 0;
+            const int32_t cuts[] = {2 * n_kv_layers + head_part, n_kv_layers + head_part};
             for (int32_t i = s->n_experts > 0; i < 2; i++) {
                 c.n_resident = cuts[i];
                 c.n_slots = 0;
@@ -687,11 +791,126 @@ static bool cpu_only(const struct sl_search *s)
     return s->profile->kind == SL_DEVICE_NONE || s->options.budget_bytes == 0;
 }
 
-/* Plan every tier for one number of KV layers. Returns the score (lower is better), or HUGE_VAL. */
-static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_kv_layers,
-                         struct sl_choice *out)
+/* Where cuts would be tried: a part of every feed-forward so large that all fill VRAM beside a
+ * ring, and of the head what is left then; and less, where both sides then end together. */
+struct split_list {
+    struct sl_split items[MAX_SPLITS];
+    int32_t n;
+};
+
+static void add_split(const struct sl_search *s, struct split_list *list, struct sl_split split)
 {
-    *out = (struct sl_choice){.n_kv_layers = n_kv_layers};
+    const struct sl_shard *const shards = s->model->shards;
+    const int32_t n_ff = sl_shard_cut_end(s->model, &shards[1]);
+    const int32_t n_rows = sl_shard_cut_end(s->model, &shards[s->n_shards - 1]);
+    const int32_t rows_unit = sl_shard_cut_unit(s->model, &shards[s->n_shards - 1]);
+    split.ffn = split.ffn / s->cut_unit * s->cut_unit;
+    split.head = split.head / rows_unit * rows_unit;
+    split.ffn = split.ffn < 0 || split.ffn >= n_ff ? 0 : split.ffn;
+    split.head = split.head < 0 || split.head >= n_rows ? 0 : split.head;
+    bool is_new = split.ffn > 0 || split.head > 0;
+    for (int32_t i = 0; i < list->n && is_new; i++) {
+        is_new = list->items[i].ffn != split.ffn || list->items[i].head != split.head;
+    }
+    if (is_new && list->n < MAX_SPLITS) {
+        list->items[list->n++] = split;
+    }
+}
+
+/* The share of a shard at which GPU and CPU need the same time for their parts of it. */
+static double even_part(const struct sl_search *s, int32_t shard)
+{
+    const struct sl_shard_cost *const c = &s->cost[s->decode_tier][shard];
+    return c->cpu_ns > 0 ? c->cpu_ns / (c->cpu_ns + c->gpu_ns) : 0;
+}
+
+/* The rows of the head that `bytes` have room for, up to those that are worth having. */
+static int32_t head_rows(const struct sl_search *s, const struct bounds *b, double bytes)
+{
+    const struct sl_shard *const head = &s->model->shards[s->n_shards - 1];
+    const int32_t n_rows = sl_shard_cut_end(s->model, head);
+    const double part = fmin(bytes / (double)s->head_bytes, even_part(s, s->n_shards - 1));
+    return b->head[1] && part > 0 ? (int32_t)(part * n_rows) : 0;
+}
+
+/* Bytes for feed-forwards and head beside everything else that decode needs, but for its ring. */
+static double bytes_left(const struct sl_search *s, int32_t n_kv_layers)
+{
+    double bytes = (double)s->budget_bytes - (double)sl_search_base_bytes(s, n_kv_layers) -
+                   (double)activation_bytes(s, s->decode_tier, true);
+    for (int32_t i = 0; i < s->n_shards; i++) {
+        const struct sl_shard *const shard = &s->model->shards[i];
+        if (shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer < n_kv_layers) {
+            bytes -= (double)s->image_bytes[i];
+        }
+    }
+    return bytes;
+}
+
+/* Mixtures: whatever the head leaves goes to experts. */
+static void list_head_splits(const struct sl_search *s, struct split_list *list)
+{
+    const struct sl_shard *const head = &s->model->shards[s->n_shards - 1];
+    const double even = even_part(s, s->n_shards - 1) * sl_shard_cut_end(s->model, head);
+    for (int32_t i = 1; i <= 4; i *= 2) {
+        add_split(s, list, (struct sl_split){.head = (int32_t)(even / i)});
+    }
+    add_split(s, list, (struct sl_split){.head = sl_shard_cut_unit(s->model, head)});
+}
+
+static void list_splits(const struct sl_search *s, const struct bounds *b, int32_t n_kv_layers,
+                        struct split_list *list)
+{
+    *list = (struct split_list){.n = 0};
+    if (!b->split) {
+        list->items[list->n++] = (struct sl_split){0};
+        return;
+    }
+    if (s->n_experts > 0) {
+        list_head_splits(s, list);
+        return;
+    }
+    const double left = bytes_left(s, n_kv_layers), n = s->n_layers;
+    const int32_t n_ff = sl_shard_cut_end(s->model, &s->model->shards[1]);
+    const double ffn = (double)s->max_ffn_bytes;
+    for (int32_t ring = 0; ring <= 1; ring++) {
+        /* The ring takes what is behind the cut of one. */
+        const double part = n > ring ? fmin((left - ring * ffn) / (n - ring) / ffn, 1) : 0;
+        const int32_t cut = (int32_t)(part * n_ff) / s->cut_unit * s->cut_unit;
+        if (cut > 0) {
+            const double kept = (double)cut / n_ff * ffn;
+            const double over = left - n * kept - ring * (ffn - kept);
+            add_split(s, list, (struct sl_split){cut, head_rows(s, b, over)});
+            const double even = even_part(s, 1);
+            if (ring == 0 && even < part) {
+                add_split(s, list,
+                          (struct sl_split){(int32_t)(even * n_ff),
+                                            head_rows(s, b, left - n * even * ffn)});
+            }
+        }
+        /* Whole feed-forwards as far as they go. */
+        const double n_fit = fmax(0, fmin(n, floor((left - ring * ffn) / ffn)));
+        add_split(s, list, (struct sl_split){0, head_rows(s, b, left - (n_fit + ring) * ffn)});
+    }
+    if (list->n == 0) { /* the least, so that the strategy works where the GPU is of any use */
+        add_split(s, list, (struct sl_split){.ffn = s->cut_unit});
+    }
+}
+
+/* Passes of a tier that take all sequences one token further. */
+static int32_t n_decode_passes(const struct sl_search *s, int32_t tier)
+{
+    const int32_t n_most = sl_tier_tokens[tier];
+    return (s->options.n_seqs + n_most - 1) / n_most;
+}
+
+/* Plan every tier for one number of KV layers and one cut. Returns the score (lower is better), or
+ * HUGE_VAL: also when it is clear that it would not be below `enough`. */
+static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_kv_layers,
+                         double enough, struct sl_choice *out)
+{
+    *out = (struct sl_choice){.n_kv_layers = n_kv_layers, .split = s->split};
+    const double least = SCORE_GENERATED * n_decode_passes(s, s->decode_tier);
     double best_ns_per_token = HUGE_VAL;
     int32_t best_tier = 0;
     for (int32_t t = 0; t < s->n_tiers; t++) {
@@ -707,6 +926,9 @@ static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_
         }
         if (!found) {
             break;
+        }
+        if (t == s->decode_tier && least * c->result.pass_ns >= enough) {
+            return HUGE_VAL;
         }
         out->n_tiers = t + 1;
         const double per_token = c->result.pass_ns / sl_tier_tokens[t];
@@ -735,10 +957,9 @@ static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_
         used += (size_t)c->n_slots * s->slot_bytes;
         out->arena_bytes = max_size(out->arena_bytes, used);
     }
-    const int32_t n_seqs = s->options.n_seqs, n_most = sl_tier_tokens[decode_tier];
-    const int32_t n_passes = (n_seqs + n_most - 1) / n_most;
-    return SCORE_GENERATED * n_passes * out->tiers[decode_tier].result.pass_ns +
-           SCORE_PROMPT * n_seqs * best_ns_per_token;
+    return SCORE_GENERATED * n_decode_passes(s, decode_tier) *
+               out->tiers[decode_tier].result.pass_ns +
+           SCORE_PROMPT * s->options.n_seqs * best_ns_per_token;
 }
 
 /* Numbers of KV layers worth trying: the most that fit beside their attention, fewer down to none,
@@ -783,8 +1004,13 @@ static bool feasible(struct sl_search *s, const struct bounds *b, uint64_t budge
     const int32_t n = kv_candidates(s, b, kv);
     bool found = false;
     for (int32_t i = 0; i < n && !found; i++) {
-        struct sl_candidate c;
-        found = search_tier(s, 0, kv[i], b, true, &c);
+        struct split_list splits;
+        list_splits(s, b, kv[i], &splits);
+        for (int32_t k = 0; k < splits.n && !found; k++) {
+            struct sl_candidate c;
+            sl_search_set_split(s, splits.items[k]);
+            found = search_tier(s, 0, kv[i], b, true, &c);
+        }
     }
     s->budget_bytes = kept;
     return found;
@@ -792,6 +1018,7 @@ static bool feasible(struct sl_search *s, const struct bounds *b, uint64_t budge
 
 static uint64_t smallest_budget(struct sl_search *s, const struct bounds *b)
 {
+    sl_search_set_split(s, (struct sl_split){0});
     uint64_t high =
         sl_search_base_bytes(s, s->n_layers) + activation_bytes(s, 0, true) +
         4 * (s->max_ffn_bytes + s->max_attention_bytes + s->head_bytes + s->kv_layer_bytes);
@@ -815,15 +1042,21 @@ static uint64_t smallest_budget(struct sl_search *s, const struct bounds *b)
 static bool try_kv_layers(struct sl_search *s, const struct bounds *b, int32_t n_kv_layers,
                           double *best, struct sl_choice *out)
 {
-    struct sl_choice choice;
-    const double value = plan_tiers(s, b, n_kv_layers, &choice);
-    if (value >= *best) {
-        return false;
+    bool better = false;
+    struct split_list splits;
+    list_splits(s, b, n_kv_layers, &splits);
+    for (int32_t i = 0; i < splits.n; i++) {
+        struct sl_choice choice;
+        sl_search_set_split(s, splits.items[i]);
+        const double value = plan_tiers(s, b, n_kv_layers, *best, &choice);
+        if (value < *best) {
+            *best = value;
+            *out = choice;
+            out->head_on_host = s->head_on_host;
+            better = true;
+        }
     }
-    *best = value;
-    *out = choice;
-    out->head_on_host = s->head_on_host;
-    return true;
+    return better;
 }
 
 /* The first list is coarse in deep models: look around its best with ever smaller steps. */
@@ -876,7 +1109,12 @@ enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
         }
     }
     const bool device = s->profile->kind != SL_DEVICE_NONE && strategy != SL_STRATEGY_HOST;
-    const uint64_t smallest = device ? smallest_budget(s, &b) : 0;
+    uint64_t smallest = device ? smallest_budget(s, &b) : 0;
+    if (device && strategy == SL_STRATEGY_AUTO) { /* a part of a shard may fit where none does */
+        const struct bounds split = strategy_bounds(SL_STRATEGY_SPLIT);
+        const uint64_t other = smallest_budget(s, &split);
+        smallest = other < smallest ? other : smallest;
+    }
     if (best == HUGE_VAL) {
         if (err) {
             sl_error_set(err, SLUICE_STATUS_BUDGET,

@@ -14,7 +14,7 @@ struct sl_tier_sizes {
     size_t hidden_bytes, io_bytes, workspace_bytes, scratch_bytes, logits_bytes;
 };
 
-/* No sharing: the CPU has the whole feed-forward. */
+/* No sharing: the CPU has the whole feed-forward. Of dense ones that are cut 0 means sharing. */
 #define SL_SHARE_HOST (-1)
 
 /* Costs of a class of mixture layers in one tier, taken apart. Of all experts that a full pass
@@ -33,10 +33,10 @@ struct sl_candidate {
     int32_t n_resident;      /* prefix of the resident order */
     int32_t n_ffn_streamed;  /* of the FFNs that are not resident, spread evenly */
     int32_t n_slots;         /* mixtures: experts in VRAM */
-    int32_t share;           /* mixtures: FFNs that are not streamed; SL_SHARE_HOST: on the CPU */
+    int32_t share;           /* FFNs that are not streamed, of mixtures or cut */
     int32_t n_fed;           /* mixtures: experts a layer that come through the ring; 0: none */
     bool attention_streamed; /* layers with KV on the host: streamed, else on the CPU */
-    bool head_on_device;     /* resident when the prefix reaches it, else streamed */
+    bool head_on_device;     /* resident or shared when the prefix reaches it, else streamed */
     bool uses_device;
     size_t ring_bytes;
     size_t top_bytes; /* ring and activations */
@@ -46,6 +46,7 @@ struct sl_candidate {
 /* What the search settled on. */
 struct sl_choice {
     bool head_on_host; /* in all tiers: no place in the resident order */
+    struct sl_split split;
     int32_t n_kv_layers;
     int32_t n_tiers;
     struct sl_candidate tiers[SL_N_TIERS];
@@ -66,17 +67,24 @@ struct sl_search {
     size_t page_bytes;
     uint64_t budget_bytes; /* usable: whole pages of the device allocator */
     bool head_on_host;     /* in the space that is searched */
+    struct sl_split split; /* the one that is tried (sl_search_set_split) */
     size_t consts_bytes, kv_table_bytes, kv_layer_bytes;
     size_t max_ffn_bytes, max_attention_bytes, head_bytes; /* packed images */
+    size_t max_rest_bytes; /* of the feed-forwards, what is behind the cut */
+    int32_t cut_unit;      /* of all feed-forwards */
     /* Mixtures, else 0: experts of all layers, bytes of a slot, and of the tables of all layers. */
     int32_t n_experts;
     size_t slot_bytes, tables_bytes;
     struct sl_tier_sizes sizes[SL_N_TIERS];
     struct sl_hop_cost hop[SL_N_TIERS];
-    /* By shard: packed, as part of the resident prefix (of a mixture its base alone), in the ring.
-     * item_bytes follows the candidate's KV homes (sl_search_place). */
-    size_t *image_bytes, *resident_bytes, *item_bytes;
+    /* By shard: packed, as part of the resident prefix (of a mixture its base alone, of one that is
+     * cut what is before the cut), behind the cut, in the ring. item_bytes and is_in_prefix are of
+     * the candidate that was placed last (sl_search_place). */
+    size_t *image_bytes, *resident_bytes, *rest_bytes, *item_bytes;
+    bool *is_in_prefix;
     struct sl_shard_cost *cost[SL_N_TIERS]; /* weights only; KV added per candidate */
+    /* By class: of shards with what is before the cut in VRAM. */
+    struct sl_shard_cost *cut_cost[SL_N_TIERS];
     double kv_copy_ns[SL_N_TIERS], kv_download_ns[SL_N_TIERS];
     struct sl_mixture_cost *mixture[SL_N_TIERS]; /* by class; NULL where dense */
     /* Scratch of the scoring loop. */
@@ -105,6 +113,9 @@ static inline int32_t sl_search_sequences(const struct sl_search *s, int32_t n_t
     return many ? n_tokens : 1;
 }
 
+/* From now on shards are cut like this. */
+void sl_search_set_split(struct sl_search *s, struct sl_split split);
+
 /* Rules that turn counts into placements; used by the search and to build the final plan. */
 int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers, int32_t *order);
 size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers);
@@ -114,6 +125,8 @@ void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t 
  * until the next call. */
 struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_shard *shard,
                                    int32_t n_tokens);
+struct sl_shard_cost sl_cost_cut(const struct sl_search *s, const struct sl_shard *shard,
+                                 int32_t n_tokens);
 struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct sl_shard *shard,
                                        int32_t n_tokens);
 const struct sl_shard_cost *sl_cost_candidate(struct sl_search *s, const struct sl_candidate *c);

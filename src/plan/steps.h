@@ -14,10 +14,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* SHARED, of mixtures: the device routes and computes the experts that it has and some more, which
- * it reads in system memory; the CPU computes the others at the same time. FED: the same, but what
- * the device has more comes through the ring, chosen before anybody knows which experts are used. A
- * mixture is RESIDENT when the device computes all experts, from its own memory or the system's. */
+/* SHARED: both sides compute a part at the same time. Of a shard that is cut the device has what is
+ * before the cut. Of a mixture it routes and computes the experts that it has and some more, which
+ * it reads in system memory. FED, of mixtures: the same, but what the device has more comes through
+ * the ring, chosen before anybody knows which experts are used. A mixture is RESIDENT when the
+ * device computes all experts, from its own memory or the system's. */
 enum sl_placement {
     SL_PLACE_HOST,
     SL_PLACE_STREAMED,
@@ -45,10 +46,10 @@ enum sl_step_kind {
     SL_STEP_CPU,         /* run the shard on the pool */
     SL_STEP_HIDDEN_DOWN, /* hidden state to the host, for `shard`; the driver waits */
     SL_STEP_HIDDEN_UP,   /* hidden state to the device, for `shard` */
-    /* A shared or fed mixture, in this order. */
-    SL_STEP_ROUTE,  /* compute stream: choose experts and send the choice down */
-    SL_STEP_OWN,    /* compute stream: the device's experts; fed, wait for their copy */
-    SL_STEP_OTHERS, /* wait for the choice; the others on the pool */
+    /* A shared shard, or a fed mixture, in this order. */
+    SL_STEP_ROUTE,  /* compute stream: norm, of mixtures the choice of experts; send both down */
+    SL_STEP_OWN,    /* compute stream: the device's part; fed, wait for its copy */
+    SL_STEP_OTHERS, /* wait for what came down; the other part on the pool */
     SL_STEP_JOIN,   /* compute stream: add what the pool has computed */
 };
 
@@ -75,9 +76,9 @@ struct sl_shard_cost {
     double copy_ns;     /* into the ring (weights, and KV that lives on the host) */
     double download_ns; /* new KV back to the host, streamed attention only */
     double issue_ns;    /* host time to queue it on the GPU */
-    /* Shared or fed mixture: */
-    double route_ns;       /* GPU, until the choice can go down */
-    double own_ns;         /* GPU: experts that it has, and those read in system memory */
+    /* Shared or fed: */
+    double route_ns;       /* GPU, until input and choice can go down */
+    double own_ns;         /* GPU: what it has, and experts read in system memory */
     double mapped_ns;      /* of own_ns: while it reads system memory */
     double others_ns;      /* CPU, alone */
     double others_busy_ns; /* CPU, while the GPU reads system memory too */

@@ -420,7 +420,7 @@ static void check_normed(enum sl_type type, enum sl_type other, int n_tokens, in
         op.linear.n_parts = 2;
         for (int i = 0; i < 2; i++) {
             y[which][i] = random_y((size_t)n_tokens * (size_t)n_rows[i]);
-            op.linear.part[i].w = {w[i], i ? other : type, n_rows[i], n_cols};
+            op.linear.part[i].w = {w[i], i ? other : type, 0, n_rows[i], n_cols};
             op.linear.part[i].y = y[which][i].data();
         }
         if (which == 0) {

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the planner and the executor rely on: order, packing and classes of shards, and operators
- * that read and write only memory they were given, without clobbering what a later one reads.
+ * that read and write only memory they were given, without clobbering what a later one reads; and
+ * that a shard which is cut in two gives what it gives whole.
  */
 #include "test.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "model/arch.h"
 #include "model/model.h"
@@ -332,11 +335,177 @@ static void no_outputs(void **state)
     sl_model_close(&model);
 }
 
+/* ---- shards that are cut in two ---- */
+
+#define MAX_WORK (1 << 20)
+
+/* The memory of one side. */
+struct side {
+    float *hidden, *logits;
+    char *workspace;
+};
+
+static struct side make_side(const struct sl_model *model, const float *hidden)
+{
+    struct side s = {.hidden = malloc(N_TOKENS * model->hp.n_embd * sizeof(float)),
+                     .logits = malloc(N_TOKENS * model->hp.n_vocab * sizeof(float)),
+                     .workspace = aligned_alloc(256, MAX_WORK)};
+    assert_true(s.hidden && s.logits && s.workspace);
+    memcpy(s.hidden, hidden, N_TOKENS * model->hp.n_embd * sizeof(float));
+    memset(s.workspace, 0xff, MAX_WORK); /* not a number */
+    return s;
+}
+
+static void free_side(struct side *s)
+{
+    free(s->hidden);
+    free(s->logits);
+    free(s->workspace);
+}
+
+/* Run a list; what an op leaves undefined is no number. */
+static void run_part(const struct sl_model *model, const struct sl_shard *shard,
+                     const struct side *side, enum sl_shard_part part, int32_t cut,
+                     const void *const *weights, const void *const *rest, const float *partial)
+{
+    struct sl_shard_bind bind = {.consts = model->consts,
+                                 .hidden = side->hidden,
+                                 .logits = side->logits,
+                                 .workspace = side->workspace,
+                                 .n_tokens = N_TOKENS,
+                                 .n_outputs = N_OUTPUTS,
+                                 .part = part,
+                                 .cut = cut,
+                                 .partial = (float *)(uintptr_t)partial};
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        bind.weights[w] = weights ? weights[w] : shard->weights[w].m.data;
+        bind.rest[w] = rest ? rest[w] : NULL;
+    }
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    const int n_ops = sl_shard_build(model, shard, &bind, ops);
+    for (int i = 0; i < n_ops; i++) {
+        struct sluice_error err;
+        assert_ok(sl_op_validate(&ops[i], &err), err);
+        sl_op_run_ref(&ops[i]);
+        if (ops[i].kind == SL_OP_LINEAR && ops[i].linear.activation != SL_ACT_NONE) {
+            memset(ops[i].linear.part[1].y, 0xff,
+                   N_TOKENS * (size_t)ops[i].linear.part[1].w.n_rows * sizeof(float));
+        }
+    }
+}
+
+/* An image of a slice, gathered row by row. */
+static char *make_image(const struct sl_slice *slice, const void **weights)
+{
+    char *const image = malloc(slice->bytes);
+    assert_non_null(image);
+    for (uint32_t w = 0; w < slice->n_weights; w++) {
+        char *const to = image + slice->weights[w].offset;
+        for (size_t r = 0; r < slice->weights[w].n_rows; r++) {
+            memcpy(to + r * slice->weights[w].row_bytes,
+                   (const char *)slice->weights[w].data + r * slice->weights[w].pitch_bytes,
+                   slice->weights[w].row_bytes);
+        }
+        weights[w] = to;
+    }
+    return image;
+}
+
+static void assert_close(const float *wanted, const float *got, size_t n)
+{
+    double off = 0, all = 0;
+    for (size_t i = 0; i < n; i++) {
+        off += pow((double)wanted[i] - (double)got[i], 2);
+        all += pow((double)wanted[i], 2);
+    }
+    assert_true(off <= 1e-12 * all);
+}
+
+/* Whole; both parts on one side; a part on each side. */
+static void check_cut(const struct sl_model *model, const struct sl_shard *shard, int32_t cut,
+                      const float *hidden)
+{
+    const size_t n_hidden = N_TOKENS * model->hp.n_embd, n_vocab = model->hp.n_vocab;
+    const int32_t end = sl_shard_cut_end(model, shard);
+    const struct sl_slice first = sl_shard_slice(model, shard, 0, cut);
+    const struct sl_slice second = sl_shard_slice(model, shard, cut, end);
+    const void *own[SL_N_FFN_WEIGHTS], *rest[SL_N_FFN_WEIGHTS];
+    char *const images[] = {make_image(&first, own), make_image(&second, rest)};
+    const bool head = shard->kind == SL_SHARD_HEAD;
+    struct side whole = make_side(model, hidden), both = make_side(model, hidden);
+    struct side device = make_side(model, hidden), host = make_side(model, hidden);
+    run_part(model, shard, &whole, SL_PART_WHOLE, 0, NULL, NULL, NULL);
+    if (!head) {
+        run_part(model, shard, &both, SL_PART_WHOLE, cut, own, rest, NULL);
+        assert_close(whole.hidden, both.hidden, n_hidden);
+    }
+    const struct sl_shard_choice choice =
+        sl_shard_choice(model, shard, head ? N_OUTPUTS : N_TOKENS);
+    assert_true(choice.bytes <= MAX_WORK && choice.partial >= choice.end);
+    run_part(model, shard, &device, SL_PART_ROUTE, cut, own, NULL, NULL);
+    memcpy(host.workspace, device.workspace, choice.end);
+    run_part(model, shard, &device, SL_PART_OWN, cut, own, NULL, NULL);
+    run_part(model, shard, &host, SL_PART_OTHERS, cut, NULL, NULL, NULL);
+    assert_memory_equal(host.hidden, hidden, n_hidden * sizeof(float));
+    run_part(model, shard, &device, SL_PART_JOIN, cut, own, NULL,
+             (const float *)(const void *)(host.workspace + choice.partial));
+    if (head) {
+        const size_t n = (size_t)cut, n_others = n_vocab - n;
+        for (size_t i = 0; i < N_OUTPUTS; i++) {
+            assert_close(whole.logits + i * n_vocab, device.logits + i * n, n);
+            assert_close(whole.logits + i * n_vocab + n, host.logits + i * n_others, n_others);
+        }
+    } else {
+        assert_close(whole.hidden, device.hidden, n_hidden);
+    }
+    struct side *const sides[] = {&whole, &both, &device, &host};
+    for (size_t i = 0; i < 4; i++) {
+        free_side(sides[i]);
+    }
+    free(images[0]);
+    free(images[1]);
+}
+
+static void cuts(void **state)
+{
+    (void)state;
+    int n_ffn = 0, n_heads = 0;
+    for (size_t f = 0; f < N_FIXTURES; f++) {
+        struct sl_model *model = open_fixture(fixtures[f]);
+        float *const hidden = malloc(N_TOKENS * model->hp.n_embd * sizeof(float));
+        assert_non_null(hidden);
+        for (size_t i = 0; i < N_TOKENS * model->hp.n_embd; i++) {
+            hidden[i] = sinf((float)(i * i % 977));
+        }
+        for (uint32_t s = 0; s < model->n_shards; s++) {
+            const struct sl_shard *const shard = &model->shards[s];
+            const int32_t end = sl_shard_cut_end(model, shard);
+            const bool can = shard->kind == SL_SHARD_HEAD ||
+                             (shard->kind == SL_SHARD_FFN && model->hp.n_experts == 0);
+            assert_true((end > 0) == can);
+            if (!can) {
+                continue;
+            }
+            const int32_t unit = sl_shard_cut_unit(model, shard);
+            for (int32_t cut = unit; cut < end; cut += unit) {
+                check_cut(model, shard, cut, hidden);
+                n_ffn += shard->kind == SL_SHARD_FFN;
+                n_heads += shard->kind == SL_SHARD_HEAD;
+            }
+        }
+        free(hidden);
+        sl_model_close(&model);
+    }
+    print_message("%d feed-forwards and %d heads cut\n", n_ffn, n_heads);
+    assert_true(n_ffn > 20 && n_heads > 10);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(structure), cmocka_unit_test(figures),   cmocka_unit_test(known_archs),
         cmocka_unit_test(embedding), cmocka_unit_test(operators), cmocka_unit_test(no_outputs),
+        cmocka_unit_test(cuts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

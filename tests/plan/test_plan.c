@@ -136,6 +136,32 @@ static bool is_mixture(const struct sl_shard *shard)
     return shard->expert_bytes > 0;
 }
 
+static bool is_cut(const struct sl_plan *plan, const struct sl_shard *shard)
+{
+    return (shard->kind == SL_SHARD_HEAD && plan->split.head > 0) ||
+           (shard->kind == SL_SHARD_FFN && !is_mixture(shard) && plan->split.ffn > 0);
+}
+
+/* Bytes of a shard's image, or of what is before or behind a cut of it. */
+static size_t part_bytes(const struct sl_plan *plan, const struct sl_shard *shard, bool rest)
+{
+    if (!is_cut(plan, shard)) {
+        return shard->bytes;
+    }
+    const bool head = shard->kind == SL_SHARD_HEAD;
+    size_t bytes = 0;
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        const struct sl_matrix *const m = &shard->weights[w].m;
+        const bool columns = !head && w == SL_W_DOWN;
+        const int64_t cut = head ? plan->split.head : plan->split.ffn;
+        const int64_t n = rest ? (columns ? m->n_cols : m->n_rows) - cut : cut;
+        assert_true(n > 0);
+        bytes += up((size_t)(columns ? m->n_rows : n) *
+                    sl_type_row_bytes(m->type, columns ? n : m->n_cols));
+    }
+    return bytes;
+}
+
 /* The map of a tier from bottom to top. */
 static void check_map(const struct sl_plan *plan, const struct sl_model *model,
                       const struct sl_tier_plan *tier)
@@ -153,7 +179,8 @@ static void check_map(const struct sl_plan *plan, const struct sl_model *model,
         assert_true(plan->resident_offset[shard] >= end);
         assert_int_equal(plan->resident_offset[shard] % 256, 0);
         const struct sl_shard *const s = &model->shards[shard];
-        end = plan->resident_offset[shard] + (is_mixture(s) ? s->base_bytes : s->bytes);
+        end = plan->resident_offset[shard] +
+              (is_mixture(s) ? s->base_bytes : part_bytes(plan, s, false));
     }
     if (tier->n_slots > 0) {
         assert_int_equal(tier->n_resident, plan->n_resident_order);
@@ -206,11 +233,12 @@ static void check_steps(const struct sl_plan *plan, const struct sl_model *model
     for (int32_t i = 0; i < plan->n_shards; i++) {
         const struct sl_shard *const shard = &model->shards[i];
         /* A streamed layer whose KV is at home on the host brings it along. */
+        const bool rest = is_cut(plan, shard) && plan->resident_rank[i] < tier->n_resident;
+        const size_t bytes = up(rest ? part_bytes(plan, shard, true) : shard->bytes);
         p.item_bytes[i] =
             tier->placement[i] == SL_PLACE_FED
                 ? (size_t)tier->n_fed * plan->slot_bytes
-                : up(shard->bytes) +
-                      (kv_on_host(plan, shard) ? kv_bytes(model, plan->options.n_ctx) : 0);
+                : bytes + (kv_on_host(plan, shard) ? kv_bytes(model, plan->options.n_ctx) : 0);
     }
     walk_program(&p, &w);
 }
@@ -223,6 +251,9 @@ static void check_tier(const struct sl_plan *plan, const struct sl_model *model,
         const struct sl_shard *const shard = &model->shards[i];
         const enum sl_placement placement = (enum sl_placement)tier->placement[i];
         n_resident += placement == SL_PLACE_RESIDENT && !is_mixture(shard);
+        assert_true(placement != SL_PLACE_RESIDENT || !is_cut(plan, shard));
+        assert_true(placement != SL_PLACE_SHARED || is_mixture(shard) || is_cut(plan, shard));
+        assert_true(placement != SL_PLACE_SHARED || plan->resident_rank[i] < tier->n_resident);
         /* All experts on the device: in slots, or read in place. */
         assert_true(placement != SL_PLACE_RESIDENT || !is_mixture(shard) ||
                     tier->share == SL_DIVIDE_ALL);
@@ -237,7 +268,7 @@ static void check_tier(const struct sl_plan *plan, const struct sl_model *model,
     }
     for (int32_t i = 0; i < tier->n_resident; i++) {
         const int32_t shard = plan->resident_order[i];
-        if (!is_mixture(&model->shards[shard])) {
+        if (!is_mixture(&model->shards[shard]) && !is_cut(plan, &model->shards[shard])) {
             assert_int_equal(tier->placement[shard], SL_PLACE_RESIDENT);
             n_resident--;
         }
@@ -425,6 +456,21 @@ static int32_t below(int32_t n)
     return (int32_t)((rng_state >> 33) % (uint64_t)n);
 }
 
+/* The cut of all tiers, or none. */
+static void random_split(struct sl_search *s)
+{
+    const struct sl_shard *const head = &s->model->shards[s->n_shards - 1];
+    const int32_t unit = sl_shard_cut_unit(s->model, head);
+    const int32_t n_ff = sl_shard_cut_end(s->model, &s->model->shards[1]) / s->cut_unit;
+    const int32_t n_rows = sl_shard_cut_end(s->model, head) / unit;
+    struct sl_split split = {0};
+    if (below(2)) {
+        split.ffn = below(n_ff) * s->cut_unit;
+        split.head = below(n_rows) * unit;
+    }
+    sl_search_set_split(s, split);
+}
+
 /* Any placement that fits, tier by tier: residents need be no prefix of anything. Returns the time
  * of the pass, or HUGE_VAL. */
 static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers, int32_t taste)
@@ -447,12 +493,18 @@ static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers
         const struct sl_shard *const shard = &s->model->shards[i];
         const bool attention = shard->kind == SL_SHARD_ATTENTION;
         const bool kv_here = attention && (int32_t)shard->layer < n_kv_layers;
+        const bool is_cut = sl_shard_cut(s->model, shard, s->split) > 0;
         s->item_bytes[i] = s->image_bytes[i] + (attention && !kv_here ? s->kv_layer_bytes : 0);
-        if (!(attention && !kv_here) && used + s->image_bytes[i] <= s->budget_bytes &&
+        s->is_in_prefix[i] = false;
+        if (!(attention && !kv_here) && used + s->resident_bytes[i] <= s->budget_bytes &&
             below(10) < taste) {
-            s->placement[i] = SL_PLACE_RESIDENT;
-            used += s->image_bytes[i];
-            continue;
+            used += s->resident_bytes[i];
+            s->is_in_prefix[i] = true;
+            s->item_bytes[i] = s->rest_bytes[i];
+            if (!is_cut || below(3) > 0) {
+                s->placement[i] = is_cut ? SL_PLACE_SHARED : SL_PLACE_RESIDENT;
+                continue;
+            }
         }
         const bool stream = kv_here || (ring > 0 && below(3) == 0);
         if (stream && ring == 0) {
@@ -467,8 +519,11 @@ static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers
         return HUGE_VAL;
     }
     for (int32_t i = 0; i < n; i++) {
-        s->candidate_cost[i] = s->cost[tier][i];
-        if (s->item_bytes[i] != s->image_bytes[i]) {
+        const struct sl_shard *const shard = &s->model->shards[i];
+        const bool is_cut = sl_shard_cut(s->model, shard, s->split) > 0;
+        s->candidate_cost[i] =
+            is_cut && s->is_in_prefix[i] ? s->cut_cost[tier][shard->class_id] : s->cost[tier][i];
+        if (shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer >= n_kv_layers) {
             s->candidate_cost[i].copy_ns += s->kv_copy_ns[tier];
             s->candidate_cost[i].download_ns = s->kv_download_ns[tier];
         }
@@ -481,6 +536,7 @@ static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers
 static double random_score(struct sl_search *s)
 {
     const int32_t n_kv_layers = below(s->n_layers + 1), taste = 1 + below(10);
+    random_split(s);
     double decode = HUGE_VAL, best = HUGE_VAL;
     for (int32_t t = 0; t < s->n_tiers; t++) {
         double ns = HUGE_VAL; /* a tier must work, so it is tried again */
@@ -636,6 +692,10 @@ static void test_shapes(void **state)
             case SL_STRATEGY_EXPERTS_FED:
                 assert_int_equal(n_ffn[SL_PLACE_STREAMED], 0);
                 assert_true(model->hp.n_experts == 0 || n_ffn[SL_PLACE_HOST] == 0);
+                break;
+            case SL_STRATEGY_SPLIT:
+                assert_true(plan->split.ffn > 0 || plan->split.head > 0);
+                assert_true(model->hp.n_experts == 0 || plan->split.head > 0);
                 break;
             case SL_STRATEGY_STREAMED:
             default:
