@@ -13,17 +13,8 @@
 
 #include "base/mem.h"
 #include "exec/calibrate.h"
+#include "exec/exec_helper.h"
 #include "plan/plan.h"
-
-static struct sl_model *open_model(const char *name)
-{
-    struct sluice_error err;
-    struct sl_model *model = NULL;
-    char path[512];
-    snprintf(path, sizeof path, "%s/model/%s.gguf", SLUICE_FIXTURES, name);
-    assert_ok(sl_model_open(&model, path, 0, &err), err);
-    return model;
-}
 
 static void check_factors(const struct sl_profile *p, enum sl_unit unit, bool measured)
 {
@@ -60,7 +51,7 @@ static void test_run(void **state)
                                         "gpt_oss"};
     for (size_t m = 0; m < 4; m++) {
         struct sluice_error err;
-        struct sl_model *model = open_model(names[m]);
+        struct sl_model *model = helper_open_model(names[m], 0, UINT32_MAX);
         struct sl_device *dev = NULL;
         struct sl_profile p;
         struct sl_device_info info;
@@ -93,7 +84,7 @@ static void test_run(void **state)
 static void test_kept(void **state)
 {
     (void)state;
-    struct sl_model *model = open_model("qwen3moe");
+    struct sl_model *model = helper_open_model("qwen3moe", 0, UINT32_MAX);
     struct sl_profile p, again;
     char folder[512];
     snprintf(folder, sizeof folder, "%s/test_calibrate_cache", SLUICE_BINARY_DIR);

@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "exec/context.h"
+#include "exec/exec_helper.h"
 
 #define N_CTX 160
 #define N_PROMPT 75
@@ -32,17 +33,6 @@ static const char *const models[] = {"llama_freqs", "llama_bias",       "qwen2_y
                                      "qwen3moe",    "gpt_oss"};
 #define N_MODELS (sizeof models / sizeof models[0])
 
-static struct sl_model *open_model(const char *name)
-{
-    struct sluice_error err;
-    struct sl_model *model = NULL;
-    char path[512];
-    snprintf(path, sizeof path, "%s/model/%s.gguf", SLUICE_FIXTURES, name);
-    assert_ok(sl_model_open(&model, path, 0, &err), err);
-    assert_true(model->hp.n_vocab <= MAX_VOCAB);
-    return model;
-}
-
 static struct sl_plan_options plan_options(uint64_t budget, enum sl_strategy strategy, int ubatch)
 {
     return (struct sl_plan_options){.budget_bytes = budget,
@@ -61,15 +51,6 @@ struct run {
     struct sl_context_stats stats;
 };
 
-static int32_t best_of(const float *logits, uint32_t n)
-{
-    int32_t best = 0;
-    for (uint32_t i = 1; i < n; i++) {
-        best = logits[i] > logits[best] ? (int32_t)i : best;
-    }
-    return best;
-}
-
 /* Prompt and greedy tokens. With `force` the tokens of another run are fed, so that logits can be
  * compared step by step. */
 static enum sluice_status generate(struct sl_context *ctx, const struct sl_model *model,
@@ -84,7 +65,7 @@ static enum sluice_status generate(struct sl_context *ctx, const struct sl_model
     enum sluice_status status = sl_context_eval(ctx, prompt, N_PROMPT, 1, NULL, err);
     for (int i = 0; i < N_GENERATED && status == SLUICE_STATUS_OK; i++) {
         memcpy(out->logits[i], sl_context_logits(ctx), n_vocab * sizeof(float));
-        out->tokens[i] = best_of(out->logits[i], n_vocab);
+        out->tokens[i] = helper_best_of(out->logits[i], n_vocab);
         const int32_t next = force ? force->tokens[i] : out->tokens[i];
         status = sl_context_eval(ctx, &next, 1, 1, NULL, err);
     }
@@ -96,30 +77,9 @@ static double mean_kl(const struct run *p, const struct run *q, uint32_t n_vocab
 {
     double total = 0;
     for (int i = 0; i < N_GENERATED; i++) {
-        double zp = 0, zq = 0, kl = 0;
-        for (uint32_t v = 0; v < n_vocab; v++) {
-            zp += exp((double)p->logits[i][v]);
-            zq += exp((double)q->logits[i][v]);
-        }
-        for (uint32_t v = 0; v < n_vocab; v++) {
-            const double lp = p->logits[i][v] - log(zp), lq = q->logits[i][v] - log(zq);
-            kl += exp(lp) * (lp - lq);
-        }
-        total += kl;
+        total += helper_mean_kl(p->logits[i], q->logits[i], 1, n_vocab);
     }
     return total / N_GENERATED;
-}
-
-/* A machine on which these tiny models are worth splitting: no fixed costs, and a link about as
- * fast as the CPU, so that plans mix all three placements. */
-static void eager_profile(struct sl_profile *p, int n_threads)
-{
-    sl_profile_typical(p, SL_DEVICE_SIM, n_threads);
-    p->hop_ns = p->issue_ns = 0;
-    memset(p->op_ns, 0, sizeof p->op_ns);
-    for (int i = 0; i < SL_N_COPY_SIZES; i++) {
-        p->h2d_bytes_per_s[i] = 60e9;
-    }
 }
 
 /* How many (tier, shard) pairs of all plans were placed how. */
@@ -145,12 +105,7 @@ static void cpu_run_as(const struct sl_model *model, int ubatch, const struct ru
                        struct run *out)
 {
     struct sluice_error err;
-    struct sl_profile profile;
-    sl_profile_typical(&profile, SL_DEVICE_NONE, 1);
-    const struct sl_context_options options = {.profile = &profile,
-                                               .plan = plan_options(0, SL_STRATEGY_AUTO, ubatch)};
-    struct sl_context *ctx = NULL;
-    assert_ok(sl_context_create(&ctx, model, &options, &err), err);
+    struct sl_context *ctx = helper_cpu_context(model, plan_options(0, SL_STRATEGY_AUTO, ubatch));
     assert_ok(generate(ctx, model, force, out, &err), err);
     assert_int_equal(out->stats.arena_bytes, 0);
     sl_context_destroy(&ctx);
@@ -193,7 +148,7 @@ static bool sim_run(const struct sl_model *model, struct sl_plan_options plan, u
     struct sl_device *dev = NULL;
     struct sl_pool *pool = NULL;
     struct sl_profile profile;
-    eager_profile(&profile, 2);
+    helper_eager_profile(&profile, 2);
     /* Mixtures: the GPU cannot read system memory, reads it as a card would, or as fast as the CPU.
      */
     profile.mapped_bytes_per_s = (double)(seed % 3) * 20e9;
@@ -242,7 +197,7 @@ static uint64_t whole_budget(const struct sl_model *model, int ubatch)
     struct sluice_error err;
     struct sl_profile profile;
     struct sl_plan *plan = NULL;
-    eager_profile(&profile, 2);
+    helper_eager_profile(&profile, 2);
     const struct sl_plan_options options =
         plan_options(UINT64_C(1) << 40, SL_STRATEGY_RESIDENT, ubatch);
     assert_ok(sl_plan_create(&plan, model, &profile, &options, &err), err);
@@ -257,7 +212,7 @@ static void test_budgets(void **state)
     (void)state;
     static struct run wanted;
     for (size_t m = 0; m < N_MODELS; m++) {
-        struct sl_model *model = open_model(models[m]);
+        struct sl_model *model = helper_open_model(models[m], 0, MAX_VOCAB);
         cpu_run(model, 16, &wanted);
         const uint64_t whole = whole_budget(model, 16);
         double worst = 0;
@@ -286,7 +241,7 @@ static void test_strategies(void **state)
     static const int ubatches[] = {4, 64};
     int n_ran[SL_N_STRATEGIES] = {0};
     for (size_t m = 0; m < N_MODELS; m += 2) {
-        struct sl_model *model = open_model(models[m]);
+        struct sl_model *model = helper_open_model(models[m], 0, MAX_VOCAB);
         for (size_t u = 0; u < 2; u++) {
             cpu_run(model, ubatches[u], &wanted);
             const uint64_t whole = whole_budget(model, ubatches[u]);
@@ -314,9 +269,9 @@ static void test_smallest_budget(void **state)
     (void)state;
     static struct run wanted;
     struct sluice_error err;
-    struct sl_model *model = open_model("llama_freqs");
+    struct sl_model *model = helper_open_model("llama_freqs", 0, MAX_VOCAB);
     struct sl_profile profile;
-    eager_profile(&profile, 2);
+    helper_eager_profile(&profile, 2);
     cpu_run(model, 4, &wanted);
     for (int s = SL_STRATEGY_RESIDENT; s < SL_N_STRATEGIES; s++) {
         struct sl_plan *plan = NULL;
@@ -339,11 +294,11 @@ static void test_outputs(void **state)
 {
     (void)state;
     struct sluice_error err;
-    struct sl_model *model = open_model("qwen3");
+    struct sl_model *model = helper_open_model("qwen3", 0, MAX_VOCAB);
     const uint32_t n_vocab = model->hp.n_vocab;
     struct sl_profile profile;
     struct sl_device *dev = NULL;
-    eager_profile(&profile, 1);
+    helper_eager_profile(&profile, 1);
     assert_ok(sl_device_sim_create(&dev, NULL, &err), err);
     static float rows[40 * MAX_VOCAB];
     int32_t tokens[40];
@@ -391,9 +346,9 @@ static void test_long_pass(void **state)
     static int32_t tokens[N];
     static float logits[2][MAX_VOCAB];
     struct sl_profile profile;
-    eager_profile(&profile, 1);
+    helper_eager_profile(&profile, 1);
     for (size_t m = 0; m < 2; m++) {
-        struct sl_model *model = open_model(names[m]);
+        struct sl_model *model = helper_open_model(names[m], 0, MAX_VOCAB);
         for (int i = 0; i < N; i++) {
             tokens[i] = (int32_t)((uint32_t)(i * 29 + 3) % model->hp.n_vocab);
         }
@@ -425,9 +380,9 @@ static void test_device_faults(void **state)
     (void)state;
     static struct run wanted, got;
     struct sluice_error err;
-    struct sl_model *model = open_model("llama_freqs");
+    struct sl_model *model = helper_open_model("llama_freqs", 0, MAX_VOCAB);
     struct sl_profile profile;
-    eager_profile(&profile, 1);
+    helper_eager_profile(&profile, 1);
     cpu_run(model, 64, &wanted);
     const uint64_t budget = whole_budget(model, 64) * 3 / 4;
     for (int kind = 0; kind < 3; kind++) {
@@ -476,11 +431,11 @@ static void test_host_faults(void **state)
     (void)state;
     static struct run wanted, got;
     struct sluice_error err;
-    struct sl_model *model = open_model("llama_freqs");
+    struct sl_model *model = helper_open_model("llama_freqs", 0, MAX_VOCAB);
     struct sl_profile profile;
     struct sl_device *dev = NULL;
     struct sl_context *ctx = NULL;
-    eager_profile(&profile, 1);
+    helper_eager_profile(&profile, 1);
     cpu_run(model, 16, &wanted);
     struct sl_context_options options = {
         .profile = &profile,
@@ -523,11 +478,11 @@ static void test_cancel(void **state)
     (void)state;
     static struct run wanted, got;
     struct sluice_error err;
-    struct sl_model *model = open_model("llama_freqs");
+    struct sl_model *model = helper_open_model("llama_freqs", 0, MAX_VOCAB);
     struct sl_profile profile;
     struct sl_device *dev = NULL;
     int polls = 0;
-    eager_profile(&profile, 1);
+    helper_eager_profile(&profile, 1);
     cpu_run(model, 16, &wanted);
     assert_ok(sl_device_sim_create(&dev, NULL, &err), err);
     const struct sl_context_options options = {

@@ -12,6 +12,7 @@
 #include <strings.h>
 
 #include "exec/context.h"
+#include "exec/exec_helper.h"
 
 #define MAX_TOKENS 64
 #define MAX_VOCAB 64
@@ -28,24 +29,6 @@
 #define NOISE_KL 2e-4
 #define MAX_DEVICE_KL 1e-6
 
-static double mean_kl(const float *p, const float *q, int n_rows, uint32_t n_vocab)
-{
-    double total = 0;
-    for (int i = 0; i < n_rows; i++) {
-        const float *const a = p + (size_t)i * n_vocab, *const b = q + (size_t)i * n_vocab;
-        double za = 0, zb = 0;
-        for (uint32_t v = 0; v < n_vocab; v++) {
-            za += exp((double)a[v]);
-            zb += exp((double)b[v]);
-        }
-        for (uint32_t v = 0; v < n_vocab; v++) {
-            const double la = a[v] - log(za), lb = b[v] - log(zb);
-            total += exp(la) * (la - lb);
-        }
-    }
-    return total / n_rows;
-}
-
 struct setup {
     struct sl_model *model;
     int32_t tokens[MAX_TOKENS];
@@ -54,20 +37,8 @@ struct setup {
 
 static void open_setup(struct setup *s, const char *name)
 {
-    struct sluice_error err;
-    char path[512];
-    snprintf(path, sizeof path, "%s/model/%s.gguf", SLUICE_FIXTURES, name);
-    assert_ok(sl_model_open(&s->model, path, 0, &err), err);
-    assert_true(s->model->hp.n_vocab <= MAX_VOCAB);
-    snprintf(path, sizeof path, "%s/model/%s.txt", SLUICE_FIXTURES, name);
-    FILE *const file = fopen(path, "r");
-    assert_non_null(file);
-    assert_int_equal(fscanf(file, "#%*[^\n] tokens %d", &s->n_tokens), 1);
-    assert_in_range(s->n_tokens, 1, MAX_TOKENS);
-    for (int i = 0; i < s->n_tokens; i++) {
-        assert_int_equal(fscanf(file, "%d", &s->tokens[i]), 1);
-    }
-    fclose(file);
+    s->model = helper_open_model(name, 0, MAX_VOCAB);
+    s->n_tokens = helper_read_tokens(name, s->tokens, MAX_TOKENS);
 }
 
 static struct sl_plan_options plan_options(struct sl_kv_types types)
@@ -90,13 +61,9 @@ static void compute(struct sl_context *ctx, const struct setup *s, float *logits
 static void compute_on_cpu(const struct setup *s, struct sl_kv_types types, int32_t ubatch,
                            float *logits)
 {
-    struct sluice_error err;
-    struct sl_profile profile;
-    struct sl_context *ctx = NULL;
-    sl_profile_typical(&profile, SL_DEVICE_NONE, 1);
-    struct sl_context_options options = {.profile = &profile, .plan = plan_options(types)};
-    options.plan.max_ubatch = ubatch;
-    assert_ok(sl_context_create(&ctx, s->model, &options, &err), err);
+    struct sl_plan_options plan = plan_options(types);
+    plan.max_ubatch = ubatch;
+    struct sl_context *ctx = helper_cpu_context(s->model, plan);
     compute(ctx, s, logits);
     sl_context_destroy(&ctx);
 }
@@ -133,7 +100,7 @@ static void test_oracle(void **state)
             snprintf(now, sizeof now, "%s", name);
         }
         compute_on_cpu(&s, (struct sl_kv_types){type_by_name(k), type_by_name(v)}, 16, got);
-        const double kl = mean_kl(exact, got, s.n_tokens, s.model->hp.n_vocab);
+        const double kl = helper_mean_kl(exact, got, s.n_tokens, s.model->hp.n_vocab);
         print_message("%s %s/%s: mean KL %.3g, llama.cpp %.3g\n", name, k, v, kl, wanted);
         const bool turned = type_by_name(k) == SL_TYPE_Q4_0;
         const double most = turned ? MOST_WHEN_TURNED : MOST_OF_ORACLE;
@@ -186,7 +153,7 @@ static void check_on_device(const struct setup *s, struct sl_plan_options plan, 
     count_homes(sl_context_plan(ctx), s->model, homes);
     compute(ctx, s, got);
     compute_on_cpu(s, plan.kv_types, sl_context_plan(ctx)->n_ubatch, wanted);
-    const double kl = mean_kl(wanted, got, s->n_tokens, s->model->hp.n_vocab);
+    const double kl = helper_mean_kl(wanted, got, s->n_tokens, s->model->hp.n_vocab);
     if (!(kl < MAX_DEVICE_KL)) {
         fail_msg("keys %s, values %s, strategy %s, %llu bytes: mean KL %g (at most %g)",
                  sl_type_name(plan.kv_types.k), sl_type_name(plan.kv_types.v),

@@ -17,6 +17,7 @@
 
 #include "base/mem.h"
 #include "exec/context.h"
+#include "exec/exec_helper.h"
 #include "model/arch.h"
 #include "synth/synth.h"
 
@@ -81,23 +82,6 @@ static enum sluice_status evaluate(struct sl_context *ctx, const struct run *r, 
         status = sl_context_eval(ctx, &r->next[i], 1, 1, NULL, err);
     }
     return status;
-}
-
-static double mean_kl(const float *p, const float *q, uint32_t n_vocab)
-{
-    double total = 0;
-    for (int i = 0; i < N_STEPS; i++, p += n_vocab, q += n_vocab) {
-        double zp = 0, zq = 0;
-        for (uint32_t v = 0; v < n_vocab; v++) {
-            zp += exp((double)p[v]);
-            zq += exp((double)q[v]);
-        }
-        for (uint32_t v = 0; v < n_vocab; v++) {
-            const double lp = p[v] - log(zp), lq = q[v] - log(zq);
-            total += exp(lp) * (lp - lq);
-        }
-    }
-    return total / N_STEPS;
 }
 
 static void random_run(struct run *r, uint32_t n_vocab)
@@ -165,20 +149,16 @@ static double reference(const struct sl_model *model, const struct run *r, float
                         float *other)
 {
     struct sluice_error err;
-    struct sl_profile profile;
-    sl_profile_typical(&profile, SL_DEVICE_NONE, 1);
     for (int k = 0; k < 2; k++) {
-        struct sl_context_options options = {.profile = &profile};
-        options.plan = (struct sl_plan_options){.n_ctx = N_CTX,
-                                                .max_ubatch = k == 0 ? 64 : 4,
-                                                .max_outputs = 1,
-                                                .kv_types = {SL_TYPE_F16, SL_TYPE_F16}};
-        struct sl_context *ctx = NULL;
-        assert_ok(sl_context_create(&ctx, model, &options, &err), err);
+        struct sl_context *ctx = helper_cpu_context(
+            model, (struct sl_plan_options){.n_ctx = N_CTX,
+                                            .max_ubatch = k == 0 ? 64 : 4,
+                                            .max_outputs = 1,
+                                            .kv_types = {SL_TYPE_F16, SL_TYPE_F16}});
         assert_ok(evaluate(ctx, r, model->hp.n_vocab, k == 0 ? logits : other, &err), err);
         sl_context_destroy(&ctx);
     }
-    return fmax(MAX_MEAN_KL, 3 * mean_kl(logits, other, model->hp.n_vocab));
+    return fmax(MAX_MEAN_KL, 3 * helper_mean_kl(logits, other, N_STEPS, model->hp.n_vocab));
 }
 
 static int n_right, n_failed, n_refused, n_recovered, n_fed;
@@ -186,7 +166,7 @@ static int n_right, n_failed, n_refused, n_recovered, n_fed;
 static void assert_right(int number, const float *wanted, const float *got, uint32_t n_vocab,
                          double bound)
 {
-    const double kl = mean_kl(wanted, got, n_vocab);
+    const double kl = helper_mean_kl(wanted, got, N_STEPS, n_vocab);
     if (!(kl <= bound)) {
         fail_msg("case %d: mean KL %g, bound %g", number, kl, bound);
     }

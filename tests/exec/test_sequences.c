@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "exec/context_internal.h"
+#include "exec/exec_helper.h"
 
 #define N_SEQS 6
 #define N_STEPS 14 /* tokens that each generates */
@@ -38,37 +39,9 @@ struct cast {
     double bound;
 };
 
-static int32_t best_of(const float *logits, uint32_t n)
-{
-    int32_t best = 0;
-    for (uint32_t i = 1; i < n; i++) {
-        best = logits[i] > logits[best] ? (int32_t)i : best;
-    }
-    return best;
-}
-
-static double kl_of(const float *p, const float *q, uint32_t n)
-{
-    double zp = 0, zq = 0, kl = 0;
-    for (uint32_t v = 0; v < n; v++) {
-        zp += exp((double)p[v]);
-        zq += exp((double)q[v]);
-    }
-    for (uint32_t v = 0; v < n; v++) {
-        const double lp = p[v] - log(zp), lq = q[v] - log(zq);
-        kl += exp(lp) * (lp - lq);
-    }
-    return kl;
-}
-
 static void eager_profile(struct sl_profile *p, uint64_t seed)
 {
-    sl_profile_typical(p, SL_DEVICE_SIM, 2);
-    p->hop_ns = p->issue_ns = 0;
-    memset(p->op_ns, 0, sizeof p->op_ns);
-    for (int i = 0; i < SL_N_COPY_SIZES; i++) {
-        p->h2d_bytes_per_s[i] = 60e9;
-    }
+    helper_eager_profile(p, 2);
     p->mapped_bytes_per_s = (double)(seed % 3) * 20e9;
 }
 
@@ -77,15 +50,11 @@ static void eager_profile(struct sl_profile *p, uint64_t seed)
 static void tell(const struct cast *c, int ubatch, const struct story *force, struct story *out)
 {
     struct sluice_error err;
-    struct sl_profile profile;
-    struct sl_context *ctx = NULL;
-    sl_profile_typical(&profile, SL_DEVICE_NONE, 1);
-    const struct sl_context_options options = {.profile = &profile,
-                                               .plan = {.n_ctx = MAX_PROMPT + N_STEPS,
-                                                        .max_ubatch = ubatch,
-                                                        .max_outputs = N_STEPS,
-                                                        .kv_types = c->types}};
-    assert_ok(sl_context_create(&ctx, c->model, &options, &err), err);
+    struct sl_context *ctx =
+        helper_cpu_context(c->model, (struct sl_plan_options){.n_ctx = MAX_PROMPT + N_STEPS,
+                                                              .max_ubatch = ubatch,
+                                                              .max_outputs = N_STEPS,
+                                                              .kv_types = c->types});
     if (force) {
         int32_t tokens[MAX_PROMPT + N_STEPS];
         memcpy(tokens, force->prompt, sizeof force->prompt);
@@ -97,7 +66,7 @@ static void tell(const struct cast *c, int ubatch, const struct story *force, st
         assert_ok(sl_context_eval(ctx, out->prompt, out->n_prompt, 1, out->logits[0], &err), err);
     }
     for (int i = 0; i < N_STEPS && !force; i++) {
-        out->tokens[i] = best_of(out->logits[i], c->model->hp.n_vocab);
+        out->tokens[i] = helper_best_of(out->logits[i], c->model->hp.n_vocab);
         if (i + 1 < N_STEPS) {
             assert_ok(sl_context_eval(ctx, &out->tokens[i], 1, 1, out->logits[i + 1], &err), err);
         }
@@ -111,12 +80,8 @@ static void open_cast(struct cast *c, const char *name, struct sl_kv_types types
 {
     static const int lengths[N_SEQS] = {75, 3, 64, 129, 20, 119};
     static struct story other;
-    struct sluice_error err;
-    char path[512];
-    snprintf(path, sizeof path, "%s/model/%s.gguf", SLUICE_FIXTURES, name);
-    assert_ok(sl_model_open(&c->model, path, 0, &err), err);
+    c->model = helper_open_model(name, 0, MAX_VOCAB);
     const uint32_t n_vocab = c->model->hp.n_vocab;
-    assert_true(n_vocab <= MAX_VOCAB);
     c->types = types;
     c->n_common = 70;
     c->bound = MAX_MEAN_KL;
@@ -132,7 +97,8 @@ static void open_cast(struct cast *c, const char *name, struct sl_kv_types types
             double kl = 0;
             tell(c, ubatch, story, &other);
             for (int i = 0; i < N_STEPS; i++) {
-                kl += kl_of(story->logits[i], other.logits[0] + (size_t)i * n_vocab, n_vocab);
+                kl += helper_mean_kl(story->logits[i], other.logits[0] + (size_t)i * n_vocab, 1,
+                                     n_vocab);
             }
             c->bound = fmax(c->bound, 2 * kl / N_STEPS);
         }
@@ -224,7 +190,7 @@ static void compare(struct follower *f, int s, const float *logits)
     const struct story *const story = &f->c->story[f->story[s]];
     const int i = f->n_said[s]++;
     const uint32_t n_vocab = f->c->model->hp.n_vocab;
-    const double kl = kl_of(story->logits[i], logits, n_vocab);
+    const double kl = helper_mean_kl(story->logits[i], logits, 1, n_vocab);
     if (!(kl < 20 * f->c->bound)) {
         fail_msg("sequence %d, step %d: KL %g, bound %g", s, i, kl, f->c->bound);
     }
@@ -570,7 +536,7 @@ static void shift_once(const struct cast *c, uint64_t budget, enum sl_strategy s
         const int32_t token = c->story[3].tokens[i], seq = 3;
         assert_ok(sl_context_eval(alone.ctx, &token, 1, 1, wanted, &err), err);
         assert_ok(sl_context_decode(stage.ctx, &seq, &token, 1, got, &err), err);
-        const double kl = kl_of(wanted, got, c->model->hp.n_vocab);
+        const double kl = helper_mean_kl(wanted, got, 1, c->model->hp.n_vocab);
         if (!(kl < c->bound)) {
             fail_msg("step %d after the shift: KL %g, bound %g", i, kl, c->bound);
         }

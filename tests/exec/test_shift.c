@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "exec/context.h"
+#include "exec/exec_helper.h"
 #include "synth/synth.h"
 
 #define MAX_TOKENS 64
@@ -35,36 +36,11 @@ struct setup {
     int n_tokens;
 };
 
-static double kl(const float *p, const float *q, uint32_t n)
-{
-    double zp = 0, zq = 0, total = 0;
-    for (uint32_t v = 0; v < n; v++) {
-        zp += exp((double)p[v]);
-        zq += exp((double)q[v]);
-    }
-    for (uint32_t v = 0; v < n; v++) {
-        const double lp = p[v] - log(zp), lq = q[v] - log(zq);
-        total += exp(lp) * (lp - lq);
-    }
-    return total;
-}
-
 static void open_model(struct setup *s, const char *name)
 {
-    struct sluice_error err;
-    char path[512];
-    *s = (struct setup){0};
-    snprintf(path, sizeof path, "%s/model/%s.gguf", SLUICE_FIXTURES, name);
-    assert_ok(sl_model_open(&s->model, path, N_CTX, &err), err);
+    *s = (struct setup){.model = helper_open_model(name, N_CTX, MAX_VOCAB)};
     assert_int_equal(s->model->hp.n_vocab, MAX_VOCAB);
-    snprintf(path, sizeof path, "%s/model/%s.txt", SLUICE_FIXTURES, name);
-    FILE *const file = fopen(path, "r");
-    assert_non_null(file);
-    assert_int_equal(fscanf(file, "#%*[^\n] tokens %d", &s->n_tokens), 1);
-    for (int i = 0; i < s->n_tokens; i++) {
-        assert_int_equal(fscanf(file, "%d", &s->tokens[i]), 1);
-    }
-    fclose(file);
+    s->n_tokens = helper_read_tokens(name, s->tokens, MAX_TOKENS);
 }
 
 static struct sl_plan_options plan_options(struct sl_kv_types types, int32_t ubatch)
@@ -78,12 +54,7 @@ static struct sl_plan_options plan_options(struct sl_kv_types types, int32_t uba
 
 static void open_on_cpu(struct setup *s, struct sl_kv_types types, int32_t ubatch)
 {
-    struct sluice_error err;
-    struct sl_profile profile;
-    sl_profile_typical(&profile, SL_DEVICE_NONE, 1);
-    const struct sl_context_options options = {.profile = &profile,
-                                               .plan = plan_options(types, ubatch)};
-    assert_ok(sl_context_create(&s->ctx, s->model, &options, &err), err);
+    s->ctx = helper_cpu_context(s->model, plan_options(types, ubatch));
 }
 
 /* In the smallest budget of a strategy on the simulated device. */
@@ -147,7 +118,7 @@ static void test_oracle(void **state)
         fill(&s);
         assert_ok(sl_context_shift(s.ctx, n_keep, n_drop, &err), err);
         assert_int_equal(sl_context_n_past(s.ctx), s.n_tokens - n_drop);
-        const double difference = kl(wanted, next_logits(&s, next), MAX_VOCAB);
+        const double difference = helper_mean_kl(wanted, next_logits(&s, next), 1, MAX_VOCAB);
         print_message("%s keep %d drop %d: KL %.2g\n", name, n_keep, n_drop, difference);
         assert_true(difference < MAX_KL);
         close_context(&s);
@@ -186,7 +157,8 @@ static void test_one_layer(void **state)
         sl_context_truncate(s.ctx, 0);
         fill(&s);
         assert_ok(sl_context_shift(s.ctx, n_keep, n_drop, &err), err);
-        const double difference = kl(wanted, next_logits(&s, 9), s.model->hp.n_vocab);
+        const double difference =
+            helper_mean_kl(wanted, next_logits(&s, 9), 1, s.model->hp.n_vocab);
         print_message("%s of one layer: KL %.2g\n", archs[a], difference);
         assert_true(difference < 1e-5);
         close_context(&s);
@@ -232,7 +204,7 @@ static void test_homes(void **state)
                 open_on_cpu(&s, types, n_ubatch); /* passes of one size round alike */
                 run_long(&s, wanted);
                 close_context(&s);
-                const double difference = kl(wanted, got, MAX_VOCAB);
+                const double difference = helper_mean_kl(wanted, got, 1, MAX_VOCAB);
                 if (!(difference < MAX_HOME_KL)) {
                     fail_msg("%s, %s/%s, %s: KL %g", names[m], sl_type_name(types.k),
                              sl_type_name(types.v), sl_strategy_name(strategies[i]), difference);
@@ -264,7 +236,7 @@ static void test_edges(void **state)
     assert_ok(sl_context_shift(s.ctx, 30, s.n_tokens - 30, &err), err);
     assert_int_equal(sl_context_n_past(s.ctx), 30);
     assert_ok(sl_context_eval(s.ctx, s.tokens + 30, s.n_tokens - 30, 0, NULL, &err), err);
-    assert_true(kl(wanted, next_logits(&s, 4), MAX_VOCAB) < 1e-4);
+    assert_true(helper_mean_kl(wanted, next_logits(&s, 4), 1, MAX_VOCAB) < 1e-4);
     assert_status(sl_context_shift(s.ctx, -1, 1, &err), INVALID_ARGUMENT);
     assert_status(sl_context_shift(s.ctx, 0, -1, &err), INVALID_ARGUMENT);
     assert_status(sl_context_shift(s.ctx, 0, 1000, &err), INVALID_ARGUMENT);
@@ -276,7 +248,7 @@ static void test_edges(void **state)
     assert_status(sl_context_shift(s.ctx, 5, 5, &err), DEVICE);
     assert_int_equal(sl_context_n_past(s.ctx), 0);
     fill(&s);
-    assert_true(kl(wanted, next_logits(&s, 4), MAX_VOCAB) < 1e-4);
+    assert_true(helper_mean_kl(wanted, next_logits(&s, 4), 1, MAX_VOCAB) < 1e-4);
     close_context(&s);
     sl_model_close(&s.model);
 }

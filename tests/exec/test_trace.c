@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "exec/context.h"
+#include "exec/exec_helper.h"
 #include "exec/trace.h"
 
 #define PAGE 256
@@ -159,7 +160,6 @@ static void open_run(struct run *r, const char *model, enum sl_strategy strategy
                      int32_t ubatch, const struct sl_sim_options *sim)
 {
     struct sluice_error err;
-    char path[512];
     *r = (struct run){.plan = {.budget_bytes = budget,
                                .n_ctx = 128,
                                .max_ubatch = ubatch,
@@ -167,16 +167,9 @@ static void open_run(struct run *r, const char *model, enum sl_strategy strategy
                                .page_bytes = PAGE,
                                .kv_types = {SL_TYPE_F16, SL_TYPE_F16},
                                .strategy = strategy}};
-    snprintf(path, sizeof path, "%s/model/%s.gguf", SLUICE_FIXTURES, model);
-    assert_ok(sl_model_open(&r->model, path, 0, &err), err);
+    r->model = helper_open_model(model, 0, UINT32_MAX);
     assert_ok(sl_trace_open(&r->trace, PATH, r->model, &err), err);
-    /* No fixed costs, so that these tiny models are worth splitting. */
-    sl_profile_typical(&r->profile, SL_DEVICE_SIM, 4);
-    r->profile.hop_ns = r->profile.issue_ns = 0;
-    memset(r->profile.op_ns, 0, sizeof r->profile.op_ns);
-    for (int i = 0; i < SL_N_COPY_SIZES; i++) {
-        r->profile.h2d_bytes_per_s[i] = 60e9;
-    }
+    helper_eager_profile(&r->profile, 4);
     struct sl_context_options options = {
         .profile = &r->profile, .trace = r->trace, .plan = r->plan};
     if (budget > 0) {
