@@ -100,6 +100,7 @@ static enum sluice_status print_json(const struct sl_profile *p, const char *pat
     sl_json_number(&json, json.root, "d2h_bytes_per_s", p->d2h_bytes_per_s);
     sl_json_number(&json, json.root, "copy_busy_factor", p->copy_busy_factor);
     sl_json_number(&json, json.root, "mapped_bytes_per_s", p->mapped_bytes_per_s);
+    sl_json_number(&json, json.root, "mapped_tiles_bytes_per_s", p->mapped_tiles_bytes_per_s);
     sl_json_number(&json, json.root, "hop_ns", p->hop_ns);
     sl_json_number(&json, json.root, "issue_ns", p->issue_ns);
     static const char *const names[SL_N_UNITS] = {"cpu", "cpu_busy", "gpu"};

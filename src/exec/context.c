@@ -332,7 +332,9 @@ static enum sluice_status make_plan(struct sl_context *ctx, const struct sl_prof
     struct sl_profile profile = *measured;
     if (ctx->device && options->budget_bytes > 0) {
         SL_TRY(register_files(ctx, err));
-        profile.mapped_bytes_per_s = ctx->files_are_mapped ? measured->mapped_bytes_per_s : 0;
+        if (!ctx->files_are_mapped) {
+            profile.mapped_bytes_per_s = profile.mapped_tiles_bytes_per_s = 0;
+        }
     }
     SL_TRY(sl_plan_create(&ctx->plan, ctx->model, &profile, options, err));
     if (ctx->plan->arena_bytes == 0 && ctx->device) {

@@ -54,6 +54,7 @@ struct sl_experts {
     float gain;   /* what a use counts now */
     int32_t *order;
     int32_t *fed; /* by expert: which one of its layer's item in the ring; -1: not in the ring */
+    int32_t n_fed, share;         /* of this pass: see sl_tier_plan */
     int32_t wanted[SL_MAX_SWAPS]; /* missed by the last pass, highest score first */
     int32_t n_wanted;
     int32_t hand; /* where the search for a cold slot goes on */

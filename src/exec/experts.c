@@ -4,6 +4,7 @@
  */
 #include "exec/experts.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -213,7 +214,7 @@ static void choose_fed(const struct sl_context *ctx, const struct sl_tier_plan *
         fed[e] = -1;
     }
     const float mean = sum / (float)(n_missing > 0 ? n_missing : 1);
-    int32_t left = tier->n_fed;
+    int32_t left = ctx->experts.n_fed;
     for (size_t c = 0; c < N_FEED_CLASSES; c++) {
         for (uint32_t e = 0; e < n && left > 0; e++) {
             if (fed[e] < 0 && score[e] >= feed_classes[c] * mean &&
@@ -401,13 +402,38 @@ static enum sluice_status send_tables(struct sl_context *ctx, const struct sl_ti
     return SLUICE_STATUS_OK;
 }
 
+/* What the plan settled for full passes, of a shorter one: fewer experts are used, so less is worth
+ * being fed. Between this tier and the one below along a straight line over the logarithm of the
+ * tokens. */
+static void set_pass(struct sl_context *ctx, const struct sl_tier_plan *tier, int32_t n_tokens)
+{
+    struct sl_experts *const x = &ctx->experts;
+    x->n_fed = tier->n_fed;
+    x->share = tier->share;
+    if (tier == ctx->plan->tiers || n_tokens >= tier->n_tokens) {
+        return;
+    }
+    const struct sl_tier_plan *const below = tier - 1;
+    const double part =
+        log((double)n_tokens / below->n_tokens) / log((double)tier->n_tokens / below->n_tokens);
+    if (below->n_fed < tier->n_fed) {
+        x->n_fed = below->n_fed + (int32_t)lround(part * (tier->n_fed - below->n_fed));
+    }
+    const bool both =
+        tier->n_fed == 0 && below->n_fed == 0 && tier->share >= 0 && below->share >= 0;
+    if (both && tier->share < SL_DIVIDE_ALL) { /* else nobody computes what is left */
+        x->share = below->share + (int32_t)lround(part * (tier->share - below->share));
+    }
+}
+
 enum sluice_status sl_experts_begin(struct sl_context *ctx, const struct sl_tier_plan *tier,
-                                    bool *copied, struct sluice_error *err)
+                                    int32_t n_tokens, bool *copied, struct sluice_error *err)
 {
     struct sl_experts *const x = &ctx->experts;
     if (ctx->plan->layer_tables_bytes == 0) {
         return SLUICE_STATUS_OK;
     }
+    set_pass(ctx, tier, n_tokens);
     finish_swaps(ctx);
     lose_slots(ctx, tier->n_slots);
     if (x->n_valid < tier->n_slots) {
@@ -512,8 +538,7 @@ enum sluice_status sl_experts_stream(struct sl_context *ctx, const struct sl_tie
     return SLUICE_STATUS_OK;
 }
 
-void sl_experts_bind(const struct sl_context *ctx, const struct sl_tier_plan *tier, uint32_t layer,
-                     struct sl_shard_bind *bind)
+void sl_experts_bind(const struct sl_context *ctx, uint32_t layer, struct sl_shard_bind *bind)
 {
     const struct sl_plan *const plan = ctx->plan;
     const uint8_t *const tables =
@@ -526,5 +551,5 @@ void sl_experts_bind(const struct sl_context *ctx, const struct sl_tier_plan *ti
     bind->uses = !counts_uses(ctx)
                      ? NULL
                      : (int32_t *)(void *)(ctx->arena + plan->uses_offset) + layer * n_experts(ctx);
-    bind->share = tier->share < 0 || !ctx->files_are_mapped ? 0 : tier->share;
+    bind->share = ctx->experts.share < 0 || !ctx->files_are_mapped ? 0 : ctx->experts.share;
 }

@@ -15,12 +15,12 @@
 enum sluice_status sl_experts_init(struct sl_context *ctx, struct sluice_error *err);
 void sl_experts_finish(struct sl_context *ctx);
 
-/* At the start of a pass, all streams idle. Queues on the copy stream the experts of slots that the
- * tier has and the last one did not, those that were used most first, and in short passes a few
- * that were used more than others that have a slot (*copied is set); then the tables on the compute
- * stream. Experts that are on their way count as missing: nobody waits for them. */
+/* At the start of a pass of n tokens, all streams idle. Queues on the copy stream the experts of
+ * slots that the tier has and the last one did not, those that were used most first, and in short
+ * passes a few that were used more than others that have a slot (*copied is set); then the tables
+ * on the compute stream. Experts that are on their way count as missing: nobody waits for them. */
 enum sluice_status sl_experts_begin(struct sl_context *ctx, const struct sl_tier_plan *tier,
-                                    bool *copied, struct sluice_error *err);
+                                    int32_t n_tokens, bool *copied, struct sluice_error *err);
 /* At the end of a pass: queue the counts on their way down; and when they are there, learn. */
 enum sluice_status sl_experts_end(struct sl_context *ctx, struct sluice_error *err);
 void sl_experts_learn(struct sl_context *ctx);
@@ -32,8 +32,7 @@ void sl_experts_forget(struct sl_context *ctx);
 enum sluice_status sl_experts_stream(struct sl_context *ctx, const struct sl_tier_plan *tier,
                                      int32_t shard, uint8_t *image, struct sluice_error *err);
 
-/* The tables of a layer in VRAM. */
-void sl_experts_bind(const struct sl_context *ctx, const struct sl_tier_plan *tier, uint32_t layer,
-                     struct sl_shard_bind *bind);
+/* The tables of a layer in VRAM, and how it is divided in this pass. */
+void sl_experts_bind(const struct sl_context *ctx, uint32_t layer, struct sl_shard_bind *bind);
 
 #endif

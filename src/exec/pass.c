@@ -127,7 +127,7 @@ static enum sluice_status switch_tier(struct sl_pass *p)
         ctx->n_valid++;
     }
     ctx->n_valid = p->tier->n_resident;
-    return sl_experts_begin(ctx, p->tier, &p->copied, p->err);
+    return sl_experts_begin(ctx, p->tier, p->n, &p->copied, p->err);
 }
 
 /* Bring the KV blocks of the pass's sequences into the ring, each to its place in the pool. With
@@ -206,7 +206,7 @@ struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index,
         sl_shared_bind_parts(p, index, base, streamed ? image : NULL, &bind);
     }
     if (is_mixture(shard)) {
-        sl_experts_bind(ctx, p->tier, shard->layer, &bind);
+        sl_experts_bind(ctx, shard->layer, &bind);
     }
     bind.consts = (const float *)(ctx->arena + plan->consts_offset);
     bind.hidden = (float *)(ctx->arena + p->tier->hidden_offset);

@@ -392,15 +392,10 @@ static enum sluice_status measure_hop(struct bench *b)
     return tick(b, "round trips");
 }
 
-/* Kernels that read page-locked system memory in place. */
-static enum sluice_status measure_mapped(struct bench *b)
+/* Rate at which kernels for passes of n tokens read page-locked system memory in place. */
+static enum sluice_status time_mapped(struct bench *b, int32_t n, double *out)
 {
-    struct sl_device_info info;
-    SL_TRY(b->vt->info(b->o->device, &info, b->err));
-    if (!info.reads_host_memory || !b->registered) {
-        return SLUICE_STATUS_OK;
-    }
-    struct sl_op op = linear_op(SL_TYPE_Q8_0, b->dev.rows_decode, b->dev.n_cols, 1);
+    struct sl_op op = linear_op(SL_TYPE_Q4_0, b->dev.rows_decode, b->dev.n_cols, n);
     struct sl_op ops[4];
     for (int i = 0; i < 4; i++) {
         ops[i] = op;
@@ -408,7 +403,19 @@ static enum sluice_status measure_mapped(struct bench *b)
     }
     double ns = 0;
     SL_TRY(sl_timer_list(&b->timer, ops, 4, b->d_scratch, true, &ns, b->err));
-    b->p->mapped_bytes_per_s = 4e9 * (double)op_cold_bytes(&op) / fmax(ns, 1);
+    *out = 4e9 * (double)op_cold_bytes(&op) / fmax(ns, 1);
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status measure_mapped(struct bench *b)
+{
+    struct sl_device_info info;
+    SL_TRY(b->vt->info(b->o->device, &info, b->err));
+    if (!info.reads_host_memory || !b->registered) {
+        return SLUICE_STATUS_OK;
+    }
+    SL_TRY(time_mapped(b, 1, &b->p->mapped_bytes_per_s));
+    SL_TRY(time_mapped(b, 16, &b->p->mapped_tiles_bytes_per_s));
     return tick(b, "system memory read by the GPU");
 }
 

@@ -138,13 +138,15 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
     };
 }
 
-/* A part of the experts comes through the ring, used or not; the CPU has the rest. */
+/* A part of the experts comes through the ring, used or not; the CPU has the rest, and both draw on
+ * system memory for most of the pass. */
 static void feed_cost(const struct sl_search *s, const struct sl_candidate *c,
                       const struct sl_mixture_cost *m, struct sl_shard_cost *cost)
 {
     const double hit = (double)c->n_slots / s->n_experts;
     const double fed = fmin((double)c->n_fed / s->model->hp.n_experts, 1 - hit);
-    cost->copy_ns = (cost->copy_ns - m->base_copy_ns) * fed;
+    const double beside = hit + fed < 1 ? s->profile->copy_busy_factor : 1;
+    cost->copy_ns = (cost->copy_ns - m->base_copy_ns) * fed / beside;
     cost->route_ns = m->route_ns;
     cost->own_ns = m->fixed_ns + m->experts_ns * (hit + fed);
     cost->others_ns = m->host_fixed_ns + m->host_ns * (1 - hit - fed);
@@ -172,8 +174,9 @@ static void share_cost(const struct sl_search *s, const struct sl_candidate *c,
     const double taken = missing * c->share / SL_DIVIDE_ALL;
     const double beside = c->share < SL_DIVIDE_ALL ? p->copy_busy_factor : 1;
     cost->route_ns = m->route_ns;
-    cost->mapped_ns =
-        taken > 0 ? 1e9 * taken * m->read_bytes / (p->mapped_bytes_per_s * beside) : 0;
+    cost->mapped_ns = taken > 0 ? 1e9 * taken * m->read_bytes /
+                                      (sl_profile_mapped_rate(p, sl_tier_tokens[c->tier]) * beside)
+                                : 0;
     cost->own_ns =
         m->fixed_ns + fmax(m->experts_ns * (hit + taken), m->experts_ns * hit + cost->mapped_ns);
     cost->others_ns = m->host_fixed_ns + m->host_ns * (missing - taken);

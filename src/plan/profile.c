@@ -20,6 +20,7 @@ const size_t sl_copy_sizes[SL_N_COPY_SIZES] = {64u << 10, 256u << 10, 1u << 20, 
                                                64u << 20};
 
 #define PROFILE_VERSION 7
+#define VECTOR_TOKENS 8 /* passes up to this long are vector products on a GPU */
 #define MIB 1048576.0
 
 static const char *const unit_names[SL_N_UNITS] = {"cpu", "cpu_busy", "gpu"};
@@ -228,6 +229,12 @@ double sl_profile_download_ns(const struct sl_profile *profile, size_t bytes)
     return profile->d2h_bytes_per_s > 0 ? 1e9 * (double)bytes / profile->d2h_bytes_per_s : 0;
 }
 
+double sl_profile_mapped_rate(const struct sl_profile *profile, int32_t n_tokens)
+{
+    return n_tokens <= VECTOR_TOKENS ? profile->mapped_bytes_per_s
+                                     : profile->mapped_tiles_bytes_per_s;
+}
+
 void sl_profile_clear_factors(struct sl_profile *profile)
 {
     profile->copy_factor = 1;
@@ -269,6 +276,7 @@ static int32_t list_fields(struct sl_profile *p, struct field *fields)
         {"d2h_bytes_per_s", &p->d2h_bytes_per_s, 1, false},
         {"copy_busy_factor", &p->copy_busy_factor, 1, false},
         {"mapped_bytes_per_s", &p->mapped_bytes_per_s, 1, false},
+        {"mapped_tiles_bytes_per_s", &p->mapped_tiles_bytes_per_s, 1, false},
         {"copy_factor", &p->copy_factor, 1, false},
         {"hop_ns", &p->hop_ns, 1, false},
         {"issue_ns", &p->issue_ns, 1, false},
@@ -513,7 +521,7 @@ void sl_profile_typical(struct sl_profile *out, enum sl_device_kind kind, int32_
         memcpy(out->h2d_bytes_per_s, link, sizeof link);
         out->d2h_bytes_per_s = 25e9;
         out->copy_busy_factor = 0.9;
-        out->mapped_bytes_per_s = 22e9;
+        out->mapped_bytes_per_s = out->mapped_tiles_bytes_per_s = 22e9;
         out->hop_ns = 25000;
         out->issue_ns = 3000;
         out->vram_bytes_per_s = vram;

@@ -50,10 +50,12 @@ struct sl_profile {
 
     double h2d_bytes_per_s[SL_N_COPY_SIZES]; /* page-locked */
     double d2h_bytes_per_s;
-    double copy_busy_factor;   /* speed of a copy while the CPU reads too, of its own: 0 .. 1 */
-    double mapped_bytes_per_s; /* kernels reading page-locked system memory in place; 0: cannot */
-    double hop_ns;             /* GPU to host to GPU round trip of a small hidden state */
-    double issue_ns;           /* host time to queue one op */
+    double copy_busy_factor; /* speed of a copy while the CPU reads too, of its own: 0 .. 1 */
+    /* Kernels reading page-locked system memory in place: vector products, and the tiles of more
+     * tokens, which may read it in smaller pieces. 0: cannot. */
+    double mapped_bytes_per_s, mapped_tiles_bytes_per_s;
+    double hop_ns;   /* GPU to host to GPU round trip of a small hidden state */
+    double issue_ns; /* host time to queue one op */
 
     /* Time that a model's work takes beside what the figures above make of its operators: by unit,
      * work and tier. 1 where only the machine was measured. */
@@ -76,6 +78,8 @@ double sl_profile_list_ns(const struct sl_profile *profile, enum sl_unit unit,
 /* How many of n experts a pass reads when each token goes to `used` of them: expected for choices
  * that are independent and even. */
 double sl_profile_experts_read(double n, double used, int32_t n_tokens);
+/* How fast kernels read system memory in passes of n tokens. */
+double sl_profile_mapped_rate(const struct sl_profile *profile, int32_t n_tokens);
 /* Time to copy `bytes` to the device in one piece. */
 double sl_profile_copy_ns(const struct sl_profile *profile, size_t bytes);
 double sl_profile_download_ns(const struct sl_profile *profile, size_t bytes);

@@ -26,9 +26,8 @@
 #define MIXTURE_GRID 4 /* their slots vary what is streamed already */
 /* Feeding copies experts that nobody uses, too: not worth a try where they are most of them. */
 #define FED_LEAST_READ 0.25
-#define FED_STEPS                                                                                  \
-    64               /* half as fine as the number of a layer's experts that are fed is searched   \
-                      */
+/* Half as fine as the number of a layer's experts that are fed is searched. */
+#define FED_STEPS 64
 #define SPLIT_GRID 6 /* so do cuts */
 #define MAX_SPLITS 8
 
@@ -572,7 +571,8 @@ static double even_share(const struct sl_search *s, const struct sl_candidate *c
     const double hit = (double)c->n_slots / s->n_experts;
     const double host_ns = m->host_busy_ns * (1 - hit);
     const double mapped_ns =
-        1e9 * (1 - hit) * m->read_bytes / (p->mapped_bytes_per_s * p->copy_busy_factor);
+        1e9 * (1 - hit) * m->read_bytes /
+        (sl_profile_mapped_rate(p, sl_tier_tokens[c->tier]) * p->copy_busy_factor);
     const double share = (host_ns - m->experts_ns * hit) / (host_ns + mapped_ns);
     return share > 0 ? share : 0;
 }
@@ -582,7 +582,7 @@ static void search_shares(struct sl_search *s, struct sl_candidate c, const stru
                           bool feasible_only, struct sl_candidate *best, bool *found)
 {
     const bool all = c.n_slots == s->n_experts;
-    const bool can_map = s->profile->mapped_bytes_per_s > 0;
+    const bool can_map = sl_profile_mapped_rate(s->profile, sl_tier_tokens[c.tier]) > 0;
     int32_t shares[4];
     int n = 0;
     if (all || (can_map && b->ffn_mapped)) {

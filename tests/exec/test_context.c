@@ -152,6 +152,7 @@ static bool sim_run(const struct sl_model *model, struct sl_plan_options plan, u
     /* Mixtures: the GPU cannot read system memory, reads it as a card would, or as fast as the CPU.
      */
     profile.mapped_bytes_per_s = (double)(seed % 3) * 20e9;
+    profile.mapped_tiles_bytes_per_s = profile.mapped_bytes_per_s;
     /* And copies cost so little that even these experts are worth being copied ahead. */
     const bool feeds = plan.strategy == SL_STRATEGY_EXPERTS_FED;
     for (int i = 0; i < SL_N_COPY_SIZES && feeds; i++) {

@@ -121,6 +121,7 @@ static void random_profile(struct sl_profile *p)
         p->h2d_bytes_per_s[i] = link;
     }
     p->mapped_bytes_per_s = below(3) * 0.45 * fmin(link, 60e9);
+    p->mapped_tiles_bytes_per_s = p->mapped_bytes_per_s;
 }
 
 static struct sl_sim_options random_sim(void)

@@ -43,6 +43,7 @@ static void eager_profile(struct sl_profile *p, uint64_t seed)
 {
     helper_eager_profile(p, 2);
     p->mapped_bytes_per_s = (double)(seed % 3) * 20e9;
+    p->mapped_tiles_bytes_per_s = p->mapped_bytes_per_s;
 }
 
 /* One sequence in a context of its own, on the CPU: prompt and greedy tokens; or, with `force`, the

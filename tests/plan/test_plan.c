@@ -93,6 +93,7 @@ static void make_profile(enum machine machine, struct sl_profile *p)
         p->h2d_bytes_per_s[i] = machine == MACHINE_SLOW_LINK ? 3e9 : 40e9;
     }
     p->mapped_bytes_per_s = 0.9 * p->h2d_bytes_per_s[0];
+    p->mapped_tiles_bytes_per_s = 0.5 * p->h2d_bytes_per_s[0];
     for (uint32_t t = 0; machine == MACHINE_SLOW_CPU && t < SL_TYPE_N; t++) {
         for (int i = 0; i < SL_N_TIERS; i++) {
             p->linear_ns[SL_UNIT_CPU][t][i] *= 6;
