@@ -24,11 +24,11 @@
 #define MAX_KV_CANDIDATES 10
 #define FFN_GRID 12
 #define MIXTURE_GRID 4 /* their slots vary what is streamed already */
+#define SPLIT_GRID 6   /* so do cuts */
 /* Feeding copies experts that nobody uses, too: not worth a try where they are most of them. */
 #define FED_LEAST_READ 0.25
 /* Half as fine as the number of a layer's experts that are fed is searched. */
 #define FED_STEPS 64
-#define SPLIT_GRID 6 /* so do cuts */
 #define MAX_SPLITS 8
 
 static size_t align_up(size_t n)
