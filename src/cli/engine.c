@@ -221,6 +221,12 @@ static enum sluice_status set_budget(struct sl_engine *e, const struct sl_option
                                     &e->budget_bytes, err);
 }
 
+static struct sl_calibrate_options calibrate_options(const struct sl_engine *e)
+{
+    return (struct sl_calibrate_options){
+        .device = e->device, .pool = e->pool, .budget_bytes = e->budget_bytes};
+}
+
 enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *options,
                                   int32_t n_ctx, struct sluice_error *err)
 {
@@ -232,10 +238,20 @@ enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *
         SL_TRY(sl_trace_open(&e->trace, trace, e->model, err));
     }
     SL_TRY(set_budget(e, options, err));
-    const struct sl_calibrate_options model = {
-        .device = e->device, .pool = e->pool, .budget_bytes = e->budget_bytes};
+    const struct sl_calibrate_options model = calibrate_options(e);
     sl_calibrate_get(&e->profile, e->model, &model);
     return SLUICE_STATUS_OK;
+}
+
+/* End of a context: what its passes have taught is for the next one, and kept. */
+static void close_context(struct sl_engine *e)
+{
+    if (e->ctx) {
+        const struct sl_calibrate_options model = calibrate_options(e);
+        sl_profile_take_factors(&e->profile, sl_context_profile(e->ctx));
+        sl_calibrate_keep(&e->profile, e->model, &model);
+        sl_context_destroy(&e->ctx);
+    }
 }
 
 /* The kept profile of the described GPU; false when either is missing. */
@@ -273,7 +289,7 @@ enum sluice_status sl_engine_open_dry(struct sl_engine *e, const struct sl_optio
 
 void sl_engine_close(struct sl_engine *e)
 {
-    sl_context_destroy(&e->ctx);
+    close_context(e);
     sl_trace_close(&e->trace, NULL);
     sl_pool_destroy(&e->pool);
     sl_device_destroy(&e->device);
@@ -285,7 +301,7 @@ enum sluice_status sl_engine_finish_trace(struct sl_engine *e, struct sluice_err
     if (!e->trace) {
         return SLUICE_STATUS_OK;
     }
-    sl_context_destroy(&e->ctx);
+    close_context(e);
     return sl_trace_close(&e->trace, err);
 }
 
@@ -323,10 +339,11 @@ static bool interrupted(void *user)
 enum sluice_status sl_engine_create_context(struct sl_engine *e, const struct sl_plan_options *plan,
                                             struct sluice_error *err)
 {
-    sl_context_destroy(&e->ctx);
+    close_context(e);
     const struct sl_context_options options = {.device = e->device,
                                                .pool = e->pool,
                                                .profile = &e->profile,
+                                               .adapt = true,
                                                .plan = *plan,
                                                .trace = e->trace,
                                                .cancelled = interrupted};

@@ -38,9 +38,12 @@ void sl_stats_print(FILE *out, const struct sl_engine *e, const struct sl_run_ti
         fprintf(out, "prompt      %lld tokens in %.3f s, %.2f tokens/s\n",
                 (long long)times->n_prompt, (double)times->prompt_ns / 1e9,
                 rate(times->n_prompt, times->prompt_ns));
-        fprintf(out, "generation  %lld tokens in %.3f s, %.2f tokens/s (predicted %.2f)\n",
+        fprintf(out,
+                "generation  %lld tokens in %.3f s, %.2f tokens/s (predicted %.2f, "
+                "%.2f by what was measured since)\n",
                 (long long)times->n_generated, (double)times->generated_ns / 1e9,
-                rate(times->n_generated, times->generated_ns), sl_plan_tps(plan));
+                rate(times->n_generated, times->generated_ns), sl_plan_tps(plan),
+                sl_plan_corrected_tps(plan));
     }
     print_placement(out, plan);
     fprintf(out, "VRAM        peak %.1f MiB of a budget of %.1f MiB", (double)s.arena_bytes / MIB,

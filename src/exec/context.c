@@ -48,6 +48,31 @@ void sl_host_buffer_finish(struct sl_context *ctx, struct sl_host_buffer *buffer
     memset(buffer, 0, sizeof *buffer);
 }
 
+static void drop_segments(struct sl_context *ctx, int32_t t)
+{
+    for (int32_t k = 0; ctx->segments[t] && k < ctx->plan->tiers[t].n_steps; k++) {
+        if (ctx->segments[t][k].graph) {
+            ctx->device->vt->graph_destroy(ctx->device, ctx->segments[t][k].graph);
+        }
+    }
+    sl_free(ctx->segments[t]);
+    ctx->segments[t] = NULL;
+}
+
+bool sl_context_set_segments(struct sl_context *ctx, int32_t tier, int32_t n_steps)
+{
+    if (!ctx->segments[tier]) {
+        return true; /* no graphs here */
+    }
+    struct sl_segment *const segments = sl_calloc(SL_MEM_EXEC, (size_t)n_steps, sizeof *segments);
+    if (!segments) {
+        return false;
+    }
+    drop_segments(ctx, tier);
+    ctx->segments[tier] = segments;
+    return true;
+}
+
 /* Graphs need a device that has them and host buffers that the GPU can reach by itself. */
 static enum sluice_status init_segments(struct sl_context *ctx, struct sluice_error *err)
 {
@@ -64,23 +89,34 @@ static enum sluice_status init_segments(struct sl_context *ctx, struct sluice_er
     return SLUICE_STATUS_OK;
 }
 
-/* Host side of what shared shards exchange with the device. */
+size_t sl_context_exchange_bytes(const struct sl_context *ctx, const struct sl_tier_plan *tier,
+                                 bool any)
+{
+    const struct sl_model *const model = ctx->model;
+    const int32_t n_out = ctx->plan->options.max_outputs;
+    size_t bytes = 0;
+    for (int32_t i = 0; i < ctx->plan->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        const bool can_share =
+            shard->expert_bytes > 0 || sl_shard_cut(model, shard, ctx->plan->split) > 0;
+        if (sl_place_is_shared(tier->placement[i]) || (any && can_share)) {
+            const bool head = shard->kind == SL_SHARD_HEAD && n_out < tier->n_tokens;
+            const struct sl_shard_choice choice =
+                sl_shard_choice(model, shard, head ? n_out : tier->n_tokens);
+            bytes = max_size(bytes, choice.bytes);
+        }
+    }
+    return bytes;
+}
+
+/* Host side of what shared shards exchange with the device. Plans of generation may come to share
+ * what they do not at first. */
 static enum sluice_status init_shared_buffer(struct sl_context *ctx, struct sluice_error *err)
 {
-    const struct sl_plan *const plan = ctx->plan;
     size_t bytes = 0;
-    for (int32_t t = 0; t < plan->n_tiers && ctx->device; t++) {
-        const struct sl_tier_plan *const tier = &plan->tiers[t];
-        const int32_t n_out = plan->options.max_outputs;
-        for (int32_t i = 0; i < plan->n_shards; i++) {
-            if (sl_place_is_shared(tier->placement[i])) {
-                const struct sl_shard *const shard = &ctx->model->shards[i];
-                const bool head = shard->kind == SL_SHARD_HEAD && n_out < tier->n_tokens;
-                const struct sl_shard_choice choice =
-                    sl_shard_choice(ctx->model, shard, head ? n_out : tier->n_tokens);
-                bytes = max_size(bytes, choice.bytes);
-            }
-        }
+    for (int32_t t = 0; t < ctx->plan->n_tiers && ctx->device; t++) {
+        bytes = max_size(
+            bytes, sl_context_exchange_bytes(ctx, &ctx->plan->tiers[t], t < SL_N_GRAPH_TIERS));
     }
     if (bytes == 0) {
         return SLUICE_STATUS_OK;
@@ -283,12 +319,7 @@ static void finish_device(struct sl_context *ctx)
         }
     }
     for (int32_t t = 0; t < SL_N_GRAPH_TIERS; t++) {
-        for (int32_t k = 0; ctx->segments[t] && k < ctx->plan->tiers[t].n_steps; k++) {
-            if (ctx->segments[t][k].graph) {
-                vt->graph_destroy(ctx->device, ctx->segments[t][k].graph);
-            }
-        }
-        sl_free(ctx->segments[t]);
+        drop_segments(ctx, t);
     }
     sl_experts_finish(ctx);
     unregister_files(ctx);
@@ -321,6 +352,7 @@ void sl_context_destroy(struct sl_context **ctx)
     sl_host_buffer_finish(c, &c->tables);
     sl_free(c->workspace);
     sl_free(c->scratch);
+    sl_adapt_finish(c);
     sl_plan_destroy(&c->plan);
     sl_free(c);
 }
@@ -368,6 +400,8 @@ enum sluice_status sl_context_create(struct sl_context **out, const struct sl_mo
     }
     SL_TRY_OUT(init_host(ctx, err));
     SL_TRY_OUT(init_segments(ctx, err));
+    sl_adapt_init(ctx, options->profile);
+    ctx->adapt.on = options->adapt && !options->trace && plan_options.strategy == SL_STRATEGY_AUTO;
     if (options->trace) {
         struct sl_stream *const streams[] = {ctx->compute, ctx->copy, ctx->download};
         ctx->trace = options->trace;
@@ -383,6 +417,16 @@ out:
 float *sl_context_logits(struct sl_context *ctx)
 {
     return ctx->logits.data;
+}
+
+bool sl_context_is_settled(const struct sl_context *ctx, int32_t n)
+{
+    return !ctx->adapt.on || ctx->adapt.tiers[sl_plan_tier(ctx->plan, n)].settled;
+}
+
+const struct sl_profile *sl_context_profile(const struct sl_context *ctx)
+{
+    return &ctx->adapt.profile;
 }
 
 const struct sl_plan *sl_context_plan(const struct sl_context *ctx)

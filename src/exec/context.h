@@ -20,6 +20,9 @@ struct sl_context_options {
     struct sl_pool *pool;                 /* borrowed; NULL: the caller's thread alone */
     const struct sl_cpu_kernels *kernels; /* NULL: the best of this machine */
     const struct sl_profile *profile;     /* read during creation only */
+    /* Passes correct the figures of the profile, and plans of generation are compared on real
+     * passes (exec/adapt.h). Only where the plan is the planner's choice, and without a trace. */
+    bool adapt;
     struct sl_plan_options plan;
     struct sl_trace *trace; /* borrowed, records every pass; or NULL. See exec/trace.h */
     /* Polled between steps; true stops the pass with CANCELLED. May be NULL. */
@@ -92,6 +95,11 @@ enum sluice_status sl_context_seq_shift(struct sl_context *ctx, int32_t seq, int
                                         int32_t n_drop, struct sluice_error *err);
 enum sluice_status sl_context_shift(struct sl_context *ctx, int32_t n_keep, int32_t n_drop,
                                     struct sluice_error *err);
+
+/* Whether the plan of passes of n tokens is the last word: nothing else is being tried. And the
+ * profile as passes have corrected it. */
+bool sl_context_is_settled(const struct sl_context *ctx, int32_t n);
+const struct sl_profile *sl_context_profile(const struct sl_context *ctx);
 
 const struct sl_plan *sl_context_plan(const struct sl_context *ctx);
 void sl_context_get_stats(const struct sl_context *ctx, struct sl_context_stats *out);

@@ -6,6 +6,7 @@
 #ifndef SL_EXEC_CONTEXT_INTERNAL_H
 #define SL_EXEC_CONTEXT_INTERNAL_H
 
+#include "exec/adapt.h"
 #include "exec/context.h"
 #include "exec/kv_pool.h"
 #include "exec/trace.h"
@@ -100,6 +101,7 @@ struct sl_context {
     struct sl_experts experts;
     struct sl_host_buffer tables;                  /* as in VRAM */
     struct sl_segment *segments[SL_N_GRAPH_TIERS]; /* by first step; NULL: no graphs */
+    struct sl_adapt adapt;
     struct sl_context_stats stats;
 };
 
@@ -117,6 +119,13 @@ struct sl_batch {
     int32_t n_outputs;   /* logits of the last n_outputs */
     float *logits;       /* or NULL: the context's buffer */
 };
+
+/* Host memory for what shared shards of a tier's plan exchange, or (any) those that could be
+ * shared. */
+size_t sl_context_exchange_bytes(const struct sl_context *ctx, const struct sl_tier_plan *tier,
+                                 bool any);
+/* Segments for a plan of so many steps in a tier, none of them recorded; false without memory. */
+bool sl_context_set_segments(struct sl_context *ctx, int32_t tier, int32_t n_steps);
 
 /* One pass. The blocks that it writes are there, and nobody else's. */
 enum sluice_status sl_pass_run(struct sl_context *ctx, const struct sl_batch *batch,

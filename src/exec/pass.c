@@ -252,6 +252,14 @@ enum sluice_status sl_pass_queue(struct sl_pass *p, int32_t shard, const struct 
                       p->err);
 }
 
+void sl_pass_compute(struct sl_pass *p, const struct sl_op *ops, int n_ops)
+{
+    const struct sl_context *const ctx = p->ctx;
+    const uint64_t begin = sl_clock_now_ns();
+    sl_cpu_run(ctx->kernels, ctx->pool, ops, n_ops, ctx->scratch);
+    p->cpu_ns += sl_clock_now_ns() - begin;
+}
+
 bool sl_pass_next_group(const struct sl_pass *p, int32_t *at, struct sl_group *out)
 {
     if (*at >= p->n_outputs) {
@@ -313,7 +321,7 @@ static void run_head_on_host(struct sl_pass *p, struct sl_shard_bind bind,
         bind.n_tokens = g.end;
         bind.n_outputs = g.n;
         const int n_ops = sl_shard_build(ctx->model, shard, &bind, ops);
-        sl_cpu_run(ctx->kernels, ctx->pool, ops, n_ops, ctx->scratch);
+        sl_pass_compute(p, ops, n_ops);
         sl_pass_keep_group(p, at, &g);
     }
 }
@@ -377,7 +385,7 @@ static void run_cpu(struct sl_pass *p, const struct sl_step *step)
     }
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const int n_ops = sl_shard_build(ctx->model, shard, &bind, ops);
-    sl_cpu_run(ctx->kernels, ctx->pool, ops, n_ops, ctx->scratch);
+    sl_pass_compute(p, ops, n_ops);
 }
 
 /* Queue the move of the hidden state between host and device; the head needs only the rows of its
@@ -710,8 +718,9 @@ static void recover(struct sl_pass *p)
     memset(ctx->pending, 0, ctx->model->n_shards * sizeof *ctx->pending);
 }
 
-static void count_pass(struct sl_context *ctx, int32_t tier, int32_t n, uint64_t ns)
+static void count_pass(struct sl_context *ctx, const struct sl_pass *p, int32_t tier, uint64_t ns)
 {
+    const int32_t n = p->n;
     struct sl_context_stats *const s = &ctx->stats;
     s->n_passes++;
     s->n_tokens += (uint64_t)n;
@@ -720,6 +729,12 @@ static void count_pass(struct sl_context *ctx, int32_t tier, int32_t n, uint64_t
     if (n == ctx->plan->tiers[tier].n_tokens) {
         s->tier_passes[tier]++;
         s->tier_ns[tier] += ((double)ns - s->tier_ns[tier]) / (double)s->tier_passes[tier];
+        const struct sl_pass_times times = {.pass_ns = (double)ns,
+                                            .cpu_ns = (double)p->cpu_ns,
+                                            .depth = p->n_kv - (ctx->cache.n_seqs > 1 ? 1 : n)};
+        if (ctx->adapt.on) {
+            sl_adapt_note(ctx, tier, &times);
+        }
     }
 }
 
@@ -808,6 +823,6 @@ enum sluice_status sl_pass_run(struct sl_context *ctx, const struct sl_batch *ba
         ctx->cache.n_past[batch->seqs[i]]++;
     }
     ctx->cache.n_past[batch->seq] += batch->seqs ? 0 : n;
-    count_pass(ctx, t, n, sl_clock_now_ns() - start);
+    count_pass(ctx, &p, t, sl_clock_now_ns() - start);
     return SLUICE_STATUS_OK;
 }

@@ -17,6 +17,7 @@ struct sl_pass {
     int32_t n_kv_max;      /* the same of GPU steps: rounded up where graphs are in use */
     int32_t n_outputs;     /* logits of the last n_outputs */
     float *logits;         /* or NULL: the context's buffer */
+    uint64_t cpu_ns;       /* of CPU steps so far */
     bool copied;           /* the copy stream was used */
     bool nothing_left;     /* of the shared mixture under way: the device has all that was chosen */
     int32_t last_download; /* latest shard with a KV download in this pass; -1: none */
@@ -32,6 +33,9 @@ struct sl_shard_bind sl_pass_host_bind(const struct sl_pass *p, int32_t shard);
 /* Queue the operators of a shard on the compute stream. */
 enum sluice_status sl_pass_queue(struct sl_pass *p, int32_t shard,
                                  const struct sl_shard_bind *bind);
+
+/* Run operators on the pool. */
+void sl_pass_compute(struct sl_pass *p, const struct sl_op *ops, int n_ops);
 
 /* Where this plan cuts a shard; 0: it does not. And whether the resident prefix has what it has of
  * a shard: all of it, a mixture's base, or what is before the cut. */

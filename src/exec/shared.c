@@ -164,7 +164,7 @@ static enum sluice_status others(struct sl_pass *p, int32_t shard, const struct 
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const int n_ops = sl_shard_build(ctx->model, shard_at(p, shard), &bind, ops);
     const int32_t cpu = sl_trace_begin(ctx->trace, SL_LANE_CPU, "others of", shard);
-    sl_cpu_run(ctx->kernels, ctx->pool, ops, n_ops, ctx->scratch);
+    sl_pass_compute(p, ops, n_ops);
     if (is_head(p, shard) && g->n > 1) {
         spread_logits(p, g, partial, (size_t)bind.cut);
     }

@@ -34,11 +34,12 @@ bool sl_strategy_from_name(const char *name, enum sl_strategy *out)
     return false;
 }
 
-static void tier_finish(struct sl_tier_plan *tier)
+void sl_tier_plan_finish(struct sl_tier_plan *tier)
 {
     sl_free(tier->placement);
     sl_free(tier->steps);
     sl_free(tier->timeline.items);
+    memset(tier, 0, sizeof *tier);
 }
 
 void sl_plan_destroy(struct sl_plan **plan)
@@ -47,7 +48,7 @@ void sl_plan_destroy(struct sl_plan **plan)
         return;
     }
     for (int32_t t = 0; t < (*plan)->n_tiers; t++) {
-        tier_finish(&(*plan)->tiers[t]);
+        sl_tier_plan_finish(&(*plan)->tiers[t]);
     }
     sl_free((*plan)->resident_order);
     sl_free((*plan)->resident_offset);
@@ -75,10 +76,11 @@ static void map_tier(struct sl_tier_plan *tier, const struct sl_search *s,
     tier->end_offset = tier->logits_offset + (c->head_on_device ? sizes->logits_bytes : 0);
 }
 
-static enum sluice_status add_tier(struct sl_plan *plan, struct sl_search *s,
-                                   const struct sl_candidate *c, struct sluice_error *err)
+/* `tier` is zeroed, and to be finished in any case. */
+static enum sluice_status build_tier(struct sl_tier_plan *tier, const struct sl_plan *plan,
+                                     struct sl_search *s, const struct sl_candidate *c,
+                                     struct sluice_error *err)
 {
-    struct sl_tier_plan *const tier = &plan->tiers[plan->n_tiers++];
     const int32_t n = plan->n_shards;
     tier->n_tokens = sl_tier_tokens[c->tier];
     tier->n_resident = c->n_resident;
@@ -96,7 +98,7 @@ static enum sluice_status add_tier(struct sl_plan *plan, struct sl_search *s,
                                      sizeof *tier->timeline.items);
     SL_CHECK(tier->timeline.items, OUT_OF_MEMORY, err, "no memory for a plan");
     sl_search_timeline(s, c, &tier->timeline);
-    tier->predicted = c->result;
+    tier->predicted = tier->corrected = c->result;
     tier->limit_ns = sl_search_limit_ns(s, c, tier->placement);
     map_tier(tier, s, c, plan->arena_bytes);
     return SLUICE_STATUS_OK;
@@ -185,7 +187,7 @@ enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *m
     plan->split = choice.split;
     SL_TRY_OUT(map_shared(plan, &s, &choice, err));
     for (int32_t t = 0; t < choice.n_tiers; t++) {
-        SL_TRY_OUT(add_tier(plan, &s, &choice.tiers[t], err));
+        SL_TRY_OUT(build_tier(&plan->tiers[plan->n_tiers++], plan, &s, &choice.tiers[t], err));
     }
     plan->n_ubatch = plan->tiers[plan->n_tiers - 1].n_tokens;
     if (options->max_ubatch > 0 && options->max_ubatch < plan->n_ubatch) {
@@ -200,54 +202,6 @@ out:
         sl_plan_destroy(&half);
     }
     return status;
-}
-
-int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens)
-{
-    int32_t t = 0;
-    while (t + 1 < plan->n_tiers && plan->tiers[t].n_tokens < n_tokens) {
-        t++;
-    }
-    return t;
-}
-
-double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_prompt)
-{
-    double ns = 0;
-    for (int32_t left = n_prompt; left > 0;) {
-        const int32_t n = left < plan->n_ubatch ? left : plan->n_ubatch;
-        const struct sl_tier_plan *const tier = &plan->tiers[sl_plan_tier(plan, n)];
-        /* Copies cost the same whatever the pass holds; compute goes with the tokens. */
-        const double full = tier->predicted.pass_ns;
-        const double floor_ns =
-            tier->predicted.copy_busy_ns < full ? tier->predicted.copy_busy_ns : full;
-        const double part = full * n / tier->n_tokens;
-        ns += part > floor_ns ? part : floor_ns;
-        left -= n;
-    }
-    return ns;
-}
-
-/* A pass of n sequences, whose time lies between those of full passes of two tiers. */
-static double decode_pass_ns(const struct sl_plan *plan, int32_t n)
-{
-    const int32_t t = sl_plan_tier(plan, n);
-    const struct sl_tier_plan *const tier = &plan->tiers[t];
-    if (t == 0 || n >= tier->n_tokens) {
-        return tier->predicted.pass_ns;
-    }
-    const struct sl_tier_plan *const below = tier - 1;
-    const double part = (double)(n - below->n_tokens) / (tier->n_tokens - below->n_tokens);
-    return below->predicted.pass_ns + part * (tier->predicted.pass_ns - below->predicted.pass_ns);
-}
-
-double sl_plan_tps(const struct sl_plan *plan)
-{
-    double ns = 0;
-    for (int32_t left = plan->options.n_seqs; left > 0; left -= plan->n_ubatch) {
-        ns += decode_pass_ns(plan, left < plan->n_ubatch ? left : plan->n_ubatch);
-    }
-    return ns > 0 ? 1e9 * plan->options.n_seqs / ns : 0;
 }
 
 static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl_model *model,
@@ -297,6 +251,154 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
         }
     }
     return SLUICE_STATUS_OK;
+}
+
+/* A search within the map of a plan. */
+static enum sluice_status open_again(struct sl_search *s, const struct sl_plan *plan,
+                                     const struct sl_model *model, const struct sl_profile *profile,
+                                     int32_t depth, struct sluice_error *err)
+{
+    struct sl_plan_options options = plan->options;
+    options.depth = depth > 0 ? depth : 1;
+    SL_TRY(sl_search_init(s, model, profile, &options, err));
+    s->budget_bytes = plan->arena_bytes;
+    s->head_on_host = plan->resident_rank[plan->n_shards - 1] == INT32_MAX;
+    sl_search_set_split(s, plan->split);
+    return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_plan_tier_anew(struct sl_tier_plan *out, const struct sl_plan *plan,
+                                     const struct sl_model *model, const struct sl_profile *profile,
+                                     const struct sl_replan *replan, struct sluice_error *err)
+{
+    struct sl_search s;
+    struct sl_candidate c = {0};
+    enum sluice_status status = SLUICE_STATUS_OK;
+    memset(out, 0, sizeof *out);
+    SL_TRY(open_again(&s, plan, model, profile, replan->depth, err));
+    s.unlike = replan->unlike;
+    s.n_unlike = replan->n_unlike;
+    if (sl_search_tier(&s, replan->strategy, replan->tier, plan->n_kv_layers, &c)) {
+        status = build_tier(out, plan, &s, &c, err);
+    } else {
+        status = sl_error_set(err, SLUICE_STATUS_BUDGET, "no other way for passes of %d tokens",
+                              sl_tier_tokens[replan->tier]);
+    }
+    if (status == SLUICE_STATUS_OK) {
+        status = check_tier(plan, model, out, err);
+    }
+    if (status != SLUICE_STATUS_OK) {
+        sl_tier_plan_finish(out);
+    }
+    sl_search_finish(&s);
+    return status;
+}
+
+/* The counts that costs depend on. */
+static struct sl_candidate candidate_of(const struct sl_plan *plan, int32_t t)
+{
+    const struct sl_tier_plan *const tier = &plan->tiers[t];
+    struct sl_candidate c = {.tier = t,
+                             .n_kv_layers = plan->n_kv_layers,
+                             .n_resident = tier->n_resident,
+                             .n_slots = tier->n_slots,
+                             .share = tier->share,
+                             .n_fed = tier->n_fed,
+                             .uses_device = tier->uses_device,
+                             .ring_bytes = tier->ring_bytes};
+    for (int32_t layer = plan->n_kv_layers; 2 * layer + 1 < plan->n_shards; layer++) {
+        c.attention_streamed |= tier->placement[2 * layer] == SL_PLACE_STREAMED;
+    }
+    return c;
+}
+
+enum sluice_status sl_plan_predict(struct sl_sim_result *out, const struct sl_plan *plan, int32_t t,
+                                   const struct sl_model *model, const struct sl_profile *profile,
+                                   int32_t depth, struct sluice_error *err)
+{
+    struct sl_search s;
+    const struct sl_tier_plan *const tier = &plan->tiers[t];
+    const struct sl_candidate c = candidate_of(plan, t);
+    SL_TRY(open_again(&s, plan, model, profile, depth, err));
+    sl_search_place(&s, &c, s.placement); /* which shards bring KV along */
+    *out = sl_steps_simulate(tier->steps, tier->n_steps, tier->placement, sl_cost_candidate(&s, &c),
+                             &s.hop[t], s.done_ns, s.ready_ns, NULL);
+    sl_search_finish(&s);
+    return SLUICE_STATUS_OK;
+}
+
+int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens)
+{
+    int32_t t = 0;
+    while (t + 1 < plan->n_tiers && plan->tiers[t].n_tokens < n_tokens) {
+        t++;
+    }
+    return t;
+}
+
+static const struct sl_sim_result *said(const struct sl_tier_plan *tier, bool corrected)
+{
+    return corrected ? &tier->corrected : &tier->predicted;
+}
+
+static double ttft_ns(const struct sl_plan *plan, int32_t n_prompt, bool corrected)
+{
+    double ns = 0;
+    for (int32_t left = n_prompt; left > 0;) {
+        const int32_t n = left < plan->n_ubatch ? left : plan->n_ubatch;
+        const struct sl_tier_plan *const tier = &plan->tiers[sl_plan_tier(plan, n)];
+        /* Copies cost the same whatever the pass holds; compute goes with the tokens. */
+        const struct sl_sim_result *const pass = said(tier, corrected);
+        const double floor_ns =
+            pass->copy_busy_ns < pass->pass_ns ? pass->copy_busy_ns : pass->pass_ns;
+        const double part = pass->pass_ns * n / tier->n_tokens;
+        ns += part > floor_ns ? part : floor_ns;
+        left -= n;
+    }
+    return ns;
+}
+
+/* A pass of n sequences, whose time lies between those of full passes of two tiers. */
+static double decode_pass_ns(const struct sl_plan *plan, int32_t n, bool corrected)
+{
+    const int32_t t = sl_plan_tier(plan, n);
+    const struct sl_tier_plan *const tier = &plan->tiers[t];
+    const double full = said(tier, corrected)->pass_ns;
+    if (t == 0 || n >= tier->n_tokens) {
+        return full;
+    }
+    const double below = said(tier - 1, corrected)->pass_ns;
+    const int32_t n_below = tier[-1].n_tokens;
+    return below + (double)(n - n_below) / (tier->n_tokens - n_below) * (full - below);
+}
+
+static double tps(const struct sl_plan *plan, bool corrected)
+{
+    double ns = 0;
+    for (int32_t left = plan->options.n_seqs; left > 0; left -= plan->n_ubatch) {
+        ns += decode_pass_ns(plan, left < plan->n_ubatch ? left : plan->n_ubatch, corrected);
+    }
+    return ns > 0 ? 1e9 * plan->options.n_seqs / ns : 0;
+}
+
+double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_prompt)
+{
+    return ttft_ns(plan, n_prompt, false);
+}
+
+double sl_plan_tps(const struct sl_plan *plan)
+{
+    return tps(plan, false);
+}
+
+double sl_plan_corrected_ttft_ns(const struct sl_plan *plan, int32_t n_prompt)
+{
+    return ttft_ns(plan, n_prompt, true);
+}
+
+double sl_plan_corrected_tps(const struct sl_plan *plan)
+{
+    return tps(plan, true);
 }
 
 enum sluice_status sl_plan_check(const struct sl_plan *plan, const struct sl_model *model,

@@ -101,6 +101,7 @@ struct sl_tier_plan {
     size_t scratch_offset;
     size_t end_offset;              /* one past the last byte used: at most arena_bytes */
     struct sl_sim_result predicted; /* of a full pass at the assumed depth */
+    struct sl_sim_result corrected; /* the same by what passes have taught since (exec/adapt.h) */
     struct sl_timeline timeline;    /* the same pass in detail */
     double limit_ns; /* no schedule can be faster on this machine (bytes and operations) */
 };
@@ -141,6 +142,28 @@ enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *m
                                   const struct sl_plan_options *options, struct sluice_error *err);
 void sl_plan_destroy(struct sl_plan **plan);
 
+/* One tier planned anew, within the map of a plan: the same arena, KV homes and resident order, so
+ * that the passes of both can follow one another. */
+struct sl_replan {
+    int32_t tier;
+    int32_t depth; /* cache positions of a sequence */
+    enum sl_strategy strategy;
+    const struct sl_tier_plan *const *unlike; /* [n_unlike]: it must place the shards otherwise */
+    int32_t n_unlike;
+};
+
+/* BUDGET when the strategy has no (other) way. Takes milliseconds. The result ends with
+ * sl_tier_plan_finish. */
+enum sluice_status sl_plan_tier_anew(struct sl_tier_plan *out, const struct sl_plan *plan,
+                                     const struct sl_model *model, const struct sl_profile *profile,
+                                     const struct sl_replan *replan, struct sluice_error *err);
+void sl_tier_plan_finish(struct sl_tier_plan *tier);
+/* What a full pass of a tier takes by another profile, at another depth. */
+enum sluice_status sl_plan_predict(struct sl_sim_result *out, const struct sl_plan *plan,
+                                   int32_t tier, const struct sl_model *model,
+                                   const struct sl_profile *profile, int32_t depth,
+                                   struct sluice_error *err);
+
 /* The tier for a pass of n tokens (at most n_ubatch): the smallest that holds it. */
 int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens);
 
@@ -148,6 +171,9 @@ int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens);
  * together. */
 double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_prompt);
 double sl_plan_tps(const struct sl_plan *plan);
+/* The same by the corrected predictions. */
+double sl_plan_corrected_ttft_ns(const struct sl_plan *plan, int32_t n_prompt);
+double sl_plan_corrected_tps(const struct sl_plan *plan);
 
 /* The tables of one layer of a mixture: addresses of gate, up and down by expert, then a byte an
  * expert: 1 where it has a slot. */

@@ -554,10 +554,22 @@ static int32_t ffn_left(const struct sl_search *s, const struct sl_candidate *c)
     return s->n_layers - (s->split.ffn > 0 ? 0 : ffn_in_prefix(s, c));
 }
 
+static bool is_unlike(const struct sl_search *s, const struct sl_candidate *c)
+{
+    for (int32_t i = 0; i < s->n_unlike; i++) {
+        const struct sl_tier_plan *const other = s->unlike[i];
+        if (c->share == other->share && c->n_fed == other->n_fed &&
+            memcmp(s->placement, other->placement, (size_t)s->n_shards) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static void keep_better(struct sl_search *s, struct sl_candidate *c, struct sl_candidate *best,
                         bool *found)
 {
-    if (score(s, c) && (!*found || c->result.pass_ns < best->result.pass_ns)) {
+    if (score(s, c) && is_unlike(s, c) && (!*found || c->result.pass_ns < best->result.pass_ns)) {
         *best = *c;
         *found = true;
     }
@@ -718,9 +730,8 @@ static void search_fed(struct sl_search *s, struct sl_candidate c, const struct 
             }
         }
     }
-    if (have && (!*found || at.result.pass_ns < best->result.pass_ns)) {
-        *best = at;
-        *found = true;
+    if (have) {
+        keep_better(s, &at, best, found);
     }
 }
 
@@ -789,6 +800,26 @@ static struct sl_candidate host_candidate(struct sl_search *s, int32_t tier)
 static bool cpu_only(const struct sl_search *s)
 {
     return s->profile->kind == SL_DEVICE_NONE || s->options.budget_bytes == 0;
+}
+
+/* Whether the CPU alone is an answer too: attention there means that no KV is in VRAM. */
+static bool host_counts(const struct sl_search *s, enum sl_strategy strategy, int32_t n_kv_layers)
+{
+    return n_kv_layers == 0 &&
+           (strategy == SL_STRATEGY_AUTO || strategy == SL_STRATEGY_HOST || cpu_only(s));
+}
+
+bool sl_search_tier(struct sl_search *s, enum sl_strategy strategy, int32_t tier,
+                    int32_t n_kv_layers, struct sl_candidate *out)
+{
+    struct bounds b = strategy_bounds(strategy);
+    b.head[1] = b.head[1] && !s->head_on_host;
+    bool found = s->budget_bytes > 0 && search_tier(s, tier, n_kv_layers, &b, false, out);
+    if (host_counts(s, strategy, n_kv_layers)) {
+        struct sl_candidate host = host_candidate(s, tier);
+        keep_better(s, &host, out, &found);
+    }
+    return found;
 }
 
 /* Where cuts would be tried: a part of every feed-forward so large that all fill VRAM beside a
@@ -916,13 +947,9 @@ static double plan_tiers(struct sl_search *s, const struct bounds *b, int32_t n_
     for (int32_t t = 0; t < s->n_tiers; t++) {
         struct sl_candidate *const c = &out->tiers[t];
         bool found = s->budget_bytes > 0 && search_tier(s, t, n_kv_layers, b, false, c);
-        if (n_kv_layers == 0 && (s->options.strategy == SL_STRATEGY_AUTO ||
-                                 s->options.strategy == SL_STRATEGY_HOST || cpu_only(s))) {
-            const struct sl_candidate host = host_candidate(s, t);
-            if (!found || host.result.pass_ns < c->result.pass_ns) {
-                *c = host;
-                found = true;
-            }
+        if (host_counts(s, s->options.strategy, n_kv_layers)) {
+            struct sl_candidate host = host_candidate(s, t);
+            keep_better(s, &host, c, &found);
         }
         if (!found) {
             break;

@@ -95,6 +95,10 @@ struct sl_search {
     double *done_ns, *ready_ns;
     struct sl_timeline *timeline; /* filled by the next score; NULL: none */
     int32_t *order;
+    /* Ways that are not looked for: candidates that place all shards as one of these are left out.
+     */
+    const struct sl_tier_plan *const *unlike;
+    int32_t n_unlike;
 };
 
 enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *model,
@@ -105,6 +109,11 @@ void sl_search_finish(struct sl_search *s);
 /* Find the best choice. BUDGET when the strategy does not fit. */
 enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
                                  struct sluice_error *err);
+
+/* The best candidate of one tier in the space of a strategy, for a number of layers with KV in
+ * VRAM; false when there is none. */
+bool sl_search_tier(struct sl_search *s, enum sl_strategy strategy, int32_t tier,
+                    int32_t n_kv_layers, struct sl_candidate *out);
 
 /* How many sequences a full pass of a tier of n tokens belongs to: 1 or n. */
 static inline int32_t sl_search_sequences(const struct sl_search *s, int32_t n_tokens)
