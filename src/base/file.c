@@ -259,6 +259,15 @@ static enum sluice_status make_folders(char *path, struct sluice_error *err)
     }
 }
 
+void sl_file_cache_name(char *out, size_t room, const char *prefix, const char *what)
+{
+    uint64_t hash = 1469598103934665603u; /* FNV-1a */
+    for (const char *c = what; *c; c++) {
+        hash = (hash ^ (uint8_t)*c) * 1099511628211u;
+    }
+    snprintf(out, room, "%s-%016llx.txt", prefix, (unsigned long long)hash);
+}
+
 enum sluice_status sl_file_cache_path(const char *name, char **out, struct sluice_error *err)
 {
     *out = NULL;

@@ -36,6 +36,8 @@ enum sluice_status sl_file_write(const char *path, const void *data, size_t size
 
 bool sl_file_exists(const char *path);
 
+/* Name of a kept file about something: "<prefix>-<hash of what>.txt". */
+void sl_file_cache_name(char *out, size_t room, const char *prefix, const char *what);
 /* Path of `name` inside the user's cache folder for Sluice (SLUICE_CACHE_DIR, else
  * XDG_CACHE_HOME/sluice, else ~/.cache/sluice), made when missing. sl_free the result. */
 enum sluice_status sl_file_cache_path(const char *name, char **out, struct sluice_error *err);

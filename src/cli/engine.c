@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "cli/progress.h"
 #include "exec/calibrate.h"
+#include "exec/uses.h"
 
 /* Kept free of the card under --vram auto, for the desktop and what is opened later. */
 #define AUTO_MARGIN_BYTES (UINT64_C(512) << 20)
@@ -227,6 +228,31 @@ static struct sl_calibrate_options calibrate_options(const struct sl_engine *e)
         .device = e->device, .pool = e->pool, .budget_bytes = e->budget_bytes};
 }
 
+/* Kept for GPUs alone; what is not kept costs speed at the next start, no more. */
+static void load_expert_uses(struct sl_engine *e)
+{
+    if (e->info.kind == SL_DEVICE_CUDA) {
+        e->expert_uses = sl_uses_load(e->model);
+    }
+}
+
+static void keep_expert_uses(struct sl_engine *e)
+{
+    const struct sl_hparams *const hp = &e->model->hp;
+    const size_t n = (size_t)hp->n_layers * hp->n_experts;
+    if (e->info.kind != SL_DEVICE_CUDA || n == 0) {
+        return;
+    }
+    float *const uses = sl_calloc(SL_MEM_CLI, n, sizeof *uses);
+    if (!uses || !sl_context_get_expert_uses(e->ctx, uses)) {
+        sl_free(uses);
+        return;
+    }
+    (void)sl_uses_save(e->model, uses, NULL);
+    sl_free(e->expert_uses);
+    e->expert_uses = uses;
+}
+
 enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *options,
                                   int32_t n_ctx, struct sluice_error *err)
 {
@@ -240,6 +266,7 @@ enum sluice_status sl_engine_open(struct sl_engine *e, const struct sl_options *
     SL_TRY(set_budget(e, options, err));
     const struct sl_calibrate_options model = calibrate_options(e);
     sl_calibrate_get(&e->profile, e->model, &model);
+    load_expert_uses(e);
     return SLUICE_STATUS_OK;
 }
 
@@ -250,6 +277,7 @@ static void close_context(struct sl_engine *e)
         const struct sl_calibrate_options model = calibrate_options(e);
         sl_profile_take_factors(&e->profile, sl_context_profile(e->ctx));
         sl_calibrate_keep(&e->profile, e->model, &model);
+        keep_expert_uses(e);
         sl_context_destroy(&e->ctx);
     }
 }
@@ -284,12 +312,14 @@ enum sluice_status sl_engine_open_dry(struct sl_engine *e, const struct sl_optio
         SL_TRY(sl_engine_open_profile(e, err));
     }
     sl_calibrate_load(&e->profile, e->model);
+    load_expert_uses(e);
     return set_budget(e, options, err);
 }
 
 void sl_engine_close(struct sl_engine *e)
 {
     close_context(e);
+    sl_free(e->expert_uses);
     sl_trace_close(&e->trace, NULL);
     sl_pool_destroy(&e->pool);
     sl_device_destroy(&e->device);
@@ -325,7 +355,8 @@ struct sl_plan_options sl_engine_plan_options(const struct sl_engine *e,
                                        (int32_t)sl_options_int(options, SL_OPT_UBATCH_SIZE),
                                    .max_outputs = DEFAULT_OUTPUTS,
                                    .kv_types = {cache_type(options, SL_OPT_CACHE_TYPE_K),
-                                                cache_type(options, SL_OPT_CACHE_TYPE_V)}};
+                                                cache_type(options, SL_OPT_CACHE_TYPE_V)},
+                                   .expert_uses = e->expert_uses};
     (void)sl_strategy_from_name(sl_options_text(options, SL_OPT_STRATEGY), &plan.strategy);
     return plan;
 }
@@ -340,12 +371,13 @@ enum sluice_status sl_engine_create_context(struct sl_engine *e, const struct sl
                                             struct sluice_error *err)
 {
     close_context(e);
-    const struct sl_context_options options = {.device = e->device,
-                                               .pool = e->pool,
-                                               .profile = &e->profile,
-                                               .adapt = true,
-                                               .plan = *plan,
-                                               .trace = e->trace,
-                                               .cancelled = interrupted};
+    struct sl_context_options options = {.device = e->device,
+                                         .pool = e->pool,
+                                         .profile = &e->profile,
+                                         .adapt = true,
+                                         .plan = *plan,
+                                         .trace = e->trace,
+                                         .cancelled = interrupted};
+    options.plan.expert_uses = e->expert_uses; /* the last context has left others */
     return sl_context_create(&e->ctx, e->model, &options, err);
 }

@@ -17,6 +17,7 @@ struct sl_engine {
     struct sl_device_info info;
     struct sl_pool *pool;
     struct sl_profile profile;
+    float *expert_uses; /* of a mixture, kept from run to run; or NULL */
     struct sl_context *ctx;
     struct sl_trace *trace; /* of --trace; NULL: none */
     int n_threads;

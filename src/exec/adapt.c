@@ -83,7 +83,8 @@ static void scale_unit(struct sl_profile *p, enum sl_unit unit, int32_t tier, do
 static bool predict(const struct sl_context *ctx, int32_t tier, int32_t depth,
                     struct sl_sim_result *out)
 {
-    return sl_plan_predict(out, ctx->plan, tier, ctx->model, &ctx->adapt.profile, depth, NULL) ==
+    const struct sl_replan at = {.tier = tier, .depth = depth, .expert_uses = ctx->experts.score};
+    return sl_plan_predict(out, ctx->plan, ctx->model, &ctx->adapt.profile, &at, NULL) ==
            SLUICE_STATUS_OK;
 }
 
@@ -175,6 +176,7 @@ static bool find_other(const struct sl_context *ctx, int32_t t, int32_t depth,
     }
     const struct sl_replan replan = {.tier = t,
                                      .depth = depth,
+                                     .expert_uses = ctx->experts.score,
                                      .strategy = strategy,
                                      .unlike = unlike,
                                      .n_unlike = 1 + a->n_tried};

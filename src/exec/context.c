@@ -129,7 +129,8 @@ static enum sluice_status init_shared_buffer(struct sl_context *ctx, struct slui
 }
 
 /* Tables of a mixture's experts. */
-static enum sluice_status init_mixture(struct sl_context *ctx, struct sluice_error *err)
+static enum sluice_status init_mixture(struct sl_context *ctx, const float *uses,
+                                       struct sluice_error *err)
 {
     const struct sl_plan *const plan = ctx->plan;
     if (!ctx->device || plan->layer_tables_bytes == 0) {
@@ -138,7 +139,7 @@ static enum sluice_status init_mixture(struct sl_context *ctx, struct sluice_err
     SL_TRY(sl_host_buffer_init(ctx, &ctx->tables,
                                ctx->model->hp.n_layers * plan->layer_tables_bytes,
                                "tables of experts", err));
-    return sl_experts_init(ctx, err);
+    return sl_experts_init(ctx, uses, err);
 }
 
 /* The cache of layers that have it in system memory, and the table of its blocks. */
@@ -162,7 +163,8 @@ static enum sluice_status init_cache(struct sl_context *ctx, struct sluice_error
     return sl_kv_runs_init(&ctx->kv_written, &ctx->cache, err);
 }
 
-static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error *err)
+static enum sluice_status init_host(struct sl_context *ctx, const float *uses,
+                                    struct sluice_error *err)
 {
     const struct sl_model *const model = ctx->model;
     const struct sl_plan *const plan = ctx->plan;
@@ -189,7 +191,7 @@ static enum sluice_status init_host(struct sl_context *ctx, struct sluice_error 
                                "logits", err));
     SL_TRY(init_cache(ctx, err));
     SL_TRY(init_shared_buffer(ctx, err));
-    return init_mixture(ctx, err);
+    return init_mixture(ctx, uses, err);
 }
 
 /* Page-lock the file mappings. A refusal is normal: those copies go through the device's staging.
@@ -398,7 +400,7 @@ enum sluice_status sl_context_create(struct sl_context **out, const struct sl_mo
     if (ctx->device) {
         SL_TRY_OUT(init_device(ctx, err));
     }
-    SL_TRY_OUT(init_host(ctx, err));
+    SL_TRY_OUT(init_host(ctx, options->plan.expert_uses, err));
     SL_TRY_OUT(init_segments(ctx, err));
     sl_adapt_init(ctx, options->profile);
     ctx->adapt.on = options->adapt && !options->trace && plan_options.strategy == SL_STRATEGY_AUTO;

@@ -24,6 +24,9 @@ struct sl_context_options {
      * passes (exec/adapt.h). Only where the plan is the planner's choice, and without a trace. */
     bool adapt;
     struct sl_plan_options plan;
+    /* Of a mixture: how often each expert was used in earlier runs [n_layers, n_experts], read
+     * during creation only; or NULL. */
+    const float *expert_uses;
     struct sl_trace *trace; /* borrowed, records every pass; or NULL. See exec/trace.h */
     /* Polled between steps; true stops the pass with CANCELLED. May be NULL. */
     bool (*cancelled)(void *user);
@@ -100,6 +103,10 @@ enum sluice_status sl_context_shift(struct sl_context *ctx, int32_t n_keep, int3
  * profile as passes have corrected it. */
 bool sl_context_is_settled(const struct sl_context *ctx, int32_t n);
 const struct sl_profile *sl_context_profile(const struct sl_context *ctx);
+
+/* Uses of experts, earlier runs counted in; the older the less they count. False where nobody
+ * counts them: no mixture on the device. */
+bool sl_context_get_expert_uses(const struct sl_context *ctx, float *out);
 
 const struct sl_plan *sl_context_plan(const struct sl_context *ctx);
 void sl_context_get_stats(const struct sl_context *ctx, struct sl_context_stats *out);

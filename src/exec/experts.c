@@ -65,7 +65,8 @@ static enum sluice_status allocate(struct sl_context *ctx, size_t n_all, struct 
     return SLUICE_STATUS_OK;
 }
 
-enum sluice_status sl_experts_init(struct sl_context *ctx, struct sluice_error *err)
+enum sluice_status sl_experts_init(struct sl_context *ctx, const float *uses,
+                                   struct sluice_error *err)
 {
     const struct sl_plan *const plan = ctx->plan;
     if (!ctx->device || plan->layer_tables_bytes == 0) {
@@ -78,6 +79,7 @@ enum sluice_status sl_experts_init(struct sl_context *ctx, struct sluice_error *
     memset(x->uses.data, 0, x->uses.bytes);
     for (size_t e = 0; e < n_all; e++) {
         x->expert_slot[e] = -1;
+        x->score[e] = uses ? uses[e] : 0;
     }
     x->gain = 1;
     SL_TRY(ctx->device->vt->event_create(ctx->device, false, &x->filled, err));
@@ -500,6 +502,18 @@ void sl_experts_learn(struct sl_context *ctx)
         }
         x->gain = 1;
     }
+}
+
+bool sl_context_get_expert_uses(const struct sl_context *ctx, float *out)
+{
+    const struct sl_experts *const x = &ctx->experts;
+    if (!x->score) {
+        return false;
+    }
+    for (size_t e = 0; e < (size_t)ctx->model->hp.n_layers * n_experts(ctx); e++) {
+        out[e] = x->score[e] / x->gain;
+    }
+    return true;
 }
 
 static bool comes_through_ring(const struct sl_context *ctx, const struct sl_tier_plan *tier,

@@ -11,8 +11,10 @@
 #include "exec/context_internal.h"
 
 /* Room for what the plan says; slots are given to experts evenly over the depth. Nothing to do
- * where the plan has no mixture on the device. */
-enum sluice_status sl_experts_init(struct sl_context *ctx, struct sluice_error *err);
+ * where the plan has no mixture on the device. `uses` [n_layers, n_experts], of earlier runs, or
+ * NULL. */
+enum sluice_status sl_experts_init(struct sl_context *ctx, const float *uses,
+                                   struct sluice_error *err);
 void sl_experts_finish(struct sl_context *ctx);
 
 /* At the start of a pass of n tokens, all streams idle. Queues on the copy stream the experts of

@@ -5,8 +5,11 @@
  * schedule can beat.
  */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "base/mem.h"
 #include "plan/search.h"
 
 static int32_t tier_of(int32_t n_tokens)
@@ -108,6 +111,69 @@ struct sl_shard_cost sl_cost_cut(const struct sl_search *s, const struct sl_shar
     return cost;
 }
 
+/* An expert and how often it was used. */
+struct use {
+    float n;
+    double log_missed; /* logarithm of the part of tokens that do not go to it */
+};
+
+static int by_use(const void *a, const void *b)
+{
+    const float x = ((const struct use *)a)->n, y = ((const struct use *)b)->n;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+enum sluice_status sl_cost_init_uses(struct sl_search *s, const float *uses,
+                                     struct sluice_error *err)
+{
+    const struct sl_hparams *const hp = &s->model->hp;
+    for (int32_t t = 0; t < s->n_tiers; t++) {
+        s->reads[t] = 1;
+    }
+    if (!uses) {
+        return SLUICE_STATUS_OK;
+    }
+    const uint32_t n = hp->n_experts;
+    struct use *const all = sl_calloc(SL_MEM_PLAN, (size_t)s->n_experts, sizeof *all);
+    bool good = all != NULL;
+    for (uint32_t layer = 0; good && layer < hp->n_layers; layer++) {
+        double sum = n; /* everyone has been used once: few uses prove nothing */
+        for (uint32_t e = layer * n; e < (layer + 1) * n; e++) {
+            sum += (double)uses[e];
+        }
+        for (uint32_t e = layer * n; e < (layer + 1) * n; e++) {
+            const double part = hp->n_experts_used * ((double)uses[e] + 1) / sum;
+            all[e] = (struct use){.n = uses[e], .log_missed = log1p(-fmin(part, 0.9999))};
+        }
+    }
+    if (good) {
+        qsort(all, (size_t)s->n_experts, sizeof *all, by_use); /* as slots are filled */
+    }
+    for (int32_t t = 0; t < s->n_tiers && good; t++) {
+        float *const hits = sl_calloc(SL_MEM_PLAN, (size_t)s->n_experts + 1, sizeof *hits);
+        good = (s->hits[t] = hits) != NULL;
+        double read = 0;
+        for (int32_t e = 0; good && e < s->n_experts; e++) {
+            read += 1 - exp(sl_tier_tokens[t] * all[e].log_missed);
+            hits[e + 1] = (float)read;
+        }
+        for (int32_t e = 0; good && e < s->n_experts; e++) {
+            hits[e + 1] /= (float)read;
+        }
+        s->reads[t] = read / (hp->n_layers *
+                              sl_profile_experts_read(n, hp->n_experts_used, sl_tier_tokens[t]));
+    }
+    sl_free(all);
+    SL_CHECK(good, OUT_OF_MEMORY, err, "no memory for the planner");
+    return SLUICE_STATUS_OK;
+}
+
+double sl_cost_hit(const struct sl_search *s, const struct sl_candidate *c)
+{
+    const float *const hits = s->hits[c->tier];
+    return hits ? (double)hits[c->n_slots] : (double)c->n_slots / s->n_experts;
+}
+
 struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct sl_shard *shard,
                                        int32_t n_tokens)
 {
@@ -115,7 +181,8 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
     const struct sl_profile *const p = s->profile;
     const double(*const factor)[SL_N_WORKS][SL_N_TIERS] = p->work_factor;
     const int32_t tier = tier_of(n_tokens);
-    const double read = sl_profile_experts_read(hp->n_experts, hp->n_experts_used, n_tokens);
+    const double read =
+        s->reads[tier] * sl_profile_experts_read(hp->n_experts, hp->n_experts_used, n_tokens);
     /* Fixed costs and experts of each unit, as the machine's profile has them. */
     double fixed[SL_N_UNITS], experts[SL_N_UNITS];
     for (int u = 0; u < SL_N_UNITS; u++) {
@@ -123,7 +190,7 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
         fixed[u] = 2 * p->op_ns[u];
         experts[u] = part_ns(s, shard, n_tokens, part, (enum sl_unit)u) - fixed[u];
         fixed[u] *= factor[u][SL_WORK_FIXED][tier];
-        experts[u] *= factor[u][SL_WORK_EXPERTS][tier];
+        experts[u] *= factor[u][SL_WORK_EXPERTS][tier] * s->reads[tier];
     }
     return (struct sl_mixture_cost){
         .route_ns = part_ns(s, shard, n_tokens, SL_PART_ROUTE, SL_UNIT_GPU) *
@@ -143,31 +210,31 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
 static void feed_cost(const struct sl_search *s, const struct sl_candidate *c,
                       const struct sl_mixture_cost *m, struct sl_shard_cost *cost)
 {
-    const double hit = (double)c->n_slots / s->n_experts;
-    const double fed = fmin((double)c->n_fed / s->model->hp.n_experts, 1 - hit);
-    const double beside = hit + fed < 1 ? s->profile->copy_busy_factor : 1;
-    cost->copy_ns = (cost->copy_ns - m->base_copy_ns) * fed / beside;
+    const double outside = 1 - (double)c->n_slots / s->n_experts, hit = sl_cost_hit(s, c);
+    const double copied = fmin((double)c->n_fed / s->model->hp.n_experts, outside);
+    const double fed = outside > 0 ? (1 - hit) * copied / outside : 0;
+    cost->copy_ns = (cost->copy_ns - m->base_copy_ns) * copied;
     cost->route_ns = m->route_ns;
     cost->own_ns = m->fixed_ns + m->experts_ns * (hit + fed);
     cost->others_ns = m->host_fixed_ns + m->host_ns * (1 - hit - fed);
     cost->others_busy_ns = m->host_fixed_ns + m->host_busy_ns * (1 - hit - fed);
 }
 
-/* What a mixture's layer costs when part of its experts have slots: chosen evenly, as far as the
- * plan knows. A GPU that computes experts of system memory reads them at the speed of the link;
- * that copies share it meanwhile is the simulator's matter. */
+/* What a mixture's layer costs when part of its experts have slots. A GPU that computes experts of
+ * system memory reads them at the speed of the link; that copies share it meanwhile is the
+ * simulator's matter. */
 static void share_cost(const struct sl_search *s, const struct sl_candidate *c,
                        const struct sl_shard *shard, struct sl_shard_cost *cost)
 {
     const struct sl_profile *const p = s->profile;
-    const double hit = (double)c->n_slots / s->n_experts;
+    const double hit = sl_cost_hit(s, c);
     const double missing = 1 - hit;
     const struct sl_mixture_cost *const m = &s->mixture[c->tier][shard->class_id];
     if (c->n_fed > 0) {
         feed_cost(s, c, m, cost);
         return;
     }
-    cost->copy_ns -= (cost->copy_ns - m->base_copy_ns) * hit;
+    cost->copy_ns -= (cost->copy_ns - m->base_copy_ns) * c->n_slots / s->n_experts;
     if (c->share == SL_SHARE_HOST) {
         return;
     }
@@ -244,7 +311,7 @@ double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *
         compute_ns += cost->gpu_ns;
         double resident = placement[i] == SL_PLACE_RESIDENT;
         if (s->model->shards[i].expert_bytes > 0 && placement[i] != SL_PLACE_HOST) {
-            resident = (double)c->n_slots / s->n_experts;
+            resident = sl_cost_hit(s, c);
         }
         if (s->is_in_prefix[i] && sl_shard_cut(s->model, &s->model->shards[i], s->split) > 0) {
             resident = (double)s->resident_bytes[i] / bytes;

@@ -178,6 +178,7 @@ enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *m
         goto out;
     }
     plan->options = s.options;
+    plan->options.expert_uses = NULL; /* they are the caller's */
     plan->n_shards = (int32_t)model->n_shards;
     plan->depth = s.depth;
     SL_TRY_OUT(sl_search_run(&s, &choice, err));
@@ -256,10 +257,11 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
 /* A search within the map of a plan. */
 static enum sluice_status open_again(struct sl_search *s, const struct sl_plan *plan,
                                      const struct sl_model *model, const struct sl_profile *profile,
-                                     int32_t depth, struct sluice_error *err)
+                                     const struct sl_replan *replan, struct sluice_error *err)
 {
     struct sl_plan_options options = plan->options;
-    options.depth = depth > 0 ? depth : 1;
+    options.depth = replan->depth > 0 ? replan->depth : 1;
+    options.expert_uses = replan->expert_uses;
     SL_TRY(sl_search_init(s, model, profile, &options, err));
     s->budget_bytes = plan->arena_bytes;
     s->head_on_host = plan->resident_rank[plan->n_shards - 1] == INT32_MAX;
@@ -275,7 +277,7 @@ enum sluice_status sl_plan_tier_anew(struct sl_tier_plan *out, const struct sl_p
     struct sl_candidate c = {0};
     enum sluice_status status = SLUICE_STATUS_OK;
     memset(out, 0, sizeof *out);
-    SL_TRY(open_again(&s, plan, model, profile, replan->depth, err));
+    SL_TRY(open_again(&s, plan, model, profile, replan, err));
     s.unlike = replan->unlike;
     s.n_unlike = replan->n_unlike;
     if (sl_search_tier(&s, replan->strategy, replan->tier, plan->n_kv_layers, &c)) {
@@ -312,14 +314,15 @@ static struct sl_candidate candidate_of(const struct sl_plan *plan, int32_t t)
     return c;
 }
 
-enum sluice_status sl_plan_predict(struct sl_sim_result *out, const struct sl_plan *plan, int32_t t,
+enum sluice_status sl_plan_predict(struct sl_sim_result *out, const struct sl_plan *plan,
                                    const struct sl_model *model, const struct sl_profile *profile,
-                                   int32_t depth, struct sluice_error *err)
+                                   const struct sl_replan *replan, struct sluice_error *err)
 {
     struct sl_search s;
+    const int32_t t = replan->tier;
     const struct sl_tier_plan *const tier = &plan->tiers[t];
     const struct sl_candidate c = candidate_of(plan, t);
-    SL_TRY(open_again(&s, plan, model, profile, depth, err));
+    SL_TRY(open_again(&s, plan, model, profile, replan, err));
     sl_search_place(&s, &c, s.placement); /* which shards bring KV along */
     *out = sl_steps_simulate(tier->steps, tier->n_steps, tier->placement, sl_cost_candidate(&s, &c),
                              &s.hop[t], s.done_ns, s.ready_ns, NULL);

@@ -76,6 +76,9 @@ struct sl_plan_options {
     size_t page_bytes;           /* granularity of the device's allocator; 0: 2 MiB */
     struct sl_kv_types kv_types; /* of the cache */
     enum sl_strategy strategy;
+    /* Of a mixture, how often each expert was used [n_layers, n_experts], read while planning only;
+     * NULL: evenly, as far as is known. */
+    const float *expert_uses;
 };
 
 /* Tiers whose passes are short enough for launches to count: the executor replays their runs of
@@ -146,7 +149,8 @@ void sl_plan_destroy(struct sl_plan **plan);
  * that the passes of both can follow one another. */
 struct sl_replan {
     int32_t tier;
-    int32_t depth; /* cache positions of a sequence */
+    int32_t depth;            /* cache positions of a sequence */
+    const float *expert_uses; /* see struct sl_plan_options */
     enum sl_strategy strategy;
     const struct sl_tier_plan *const *unlike; /* [n_unlike]: it must place the shards otherwise */
     int32_t n_unlike;
@@ -158,11 +162,11 @@ enum sluice_status sl_plan_tier_anew(struct sl_tier_plan *out, const struct sl_p
                                      const struct sl_model *model, const struct sl_profile *profile,
                                      const struct sl_replan *replan, struct sluice_error *err);
 void sl_tier_plan_finish(struct sl_tier_plan *tier);
-/* What a full pass of a tier takes by another profile, at another depth. */
+/* What a full pass of a tier takes by another profile, at another depth, with other uses of
+ * experts; strategy and unlike do not matter. */
 enum sluice_status sl_plan_predict(struct sl_sim_result *out, const struct sl_plan *plan,
-                                   int32_t tier, const struct sl_model *model,
-                                   const struct sl_profile *profile, int32_t depth,
-                                   struct sluice_error *err);
+                                   const struct sl_model *model, const struct sl_profile *profile,
+                                   const struct sl_replan *replan, struct sluice_error *err);
 
 /* The tier for a pass of n tokens (at most n_ubatch): the smallest that holds it. */
 int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens);

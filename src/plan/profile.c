@@ -469,13 +469,9 @@ out:
 void sl_profile_file_name(char *out, size_t out_bytes, enum sl_device_kind kind, const char *gpu,
                           const char *cpu, int32_t n_threads)
 {
-    char text[256];
+    char text[512];
     snprintf(text, sizeof text, "%d|%s|%s|%d", (int)kind, gpu, cpu, n_threads);
-    uint64_t hash = 1469598103934665603u; /* FNV-1a */
-    for (const char *c = text; *c; c++) {
-        hash = (hash ^ (uint8_t)*c) * 1099511628211u;
-    }
-    snprintf(out, out_bytes, "profile-%016llx.txt", (unsigned long long)hash);
+    sl_file_cache_name(out, out_bytes, "profile", text);
 }
 
 void sl_profile_typical(struct sl_profile *out, enum sl_device_kind kind, int32_t n_threads)

@@ -222,6 +222,13 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
         s->tables_bytes = (size_t)s->n_layers * sl_plan_tables_bytes(model->hp.n_experts) +
                           align_up((size_t)s->n_experts * sizeof(int32_t));
     }
+    if (s->n_experts > 0) {
+        const enum sluice_status status = sl_cost_init_uses(s, options->expert_uses, err);
+        if (status != SLUICE_STATUS_OK) {
+            sl_search_finish(s);
+            return status;
+        }
+    }
     for (int32_t t = 0; t < s->n_tiers; t++) {
         init_tier(s, t);
     }
@@ -246,6 +253,7 @@ void sl_search_finish(struct sl_search *s)
         sl_free(s->cost[t]);
         sl_free(s->cut_cost[t]);
         sl_free(s->mixture[t]);
+        sl_free(s->hits[t]);
     }
     memset(s, 0, sizeof *s);
 }
@@ -580,7 +588,7 @@ static double even_share(const struct sl_search *s, const struct sl_candidate *c
 {
     const struct sl_profile *const p = s->profile;
     const struct sl_mixture_cost *const m = &s->mixture[c->tier][s->model->shards[1].class_id];
-    const double hit = (double)c->n_slots / s->n_experts;
+    const double hit = sl_cost_hit(s, c);
     const double host_ns = m->host_busy_ns * (1 - hit);
     const double mapped_ns =
         1e9 * (1 - hit) * m->read_bytes /

@@ -87,6 +87,10 @@ struct sl_search {
     struct sl_shard_cost *cut_cost[SL_N_TIERS];
     double kv_copy_ns[SL_N_TIERS], kv_download_ns[SL_N_TIERS];
     struct sl_mixture_cost *mixture[SL_N_TIERS]; /* by class; NULL where dense */
+    /* Where uses of experts are known, by tier: the part of what a pass reads of experts that the
+     * first n slots hold [n_experts + 1], and what it reads beside what it would by even use. */
+    float *hits[SL_N_TIERS];
+    double reads[SL_N_TIERS];
     /* Scratch of the scoring loop. */
     struct sl_shard_cost *candidate_cost;
     uint8_t *placement;
@@ -138,6 +142,11 @@ struct sl_shard_cost sl_cost_cut(const struct sl_search *s, const struct sl_shar
                                  int32_t n_tokens);
 struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct sl_shard *shard,
                                        int32_t n_tokens);
+/* `hits` and `reads` of all tiers. */
+enum sluice_status sl_cost_init_uses(struct sl_search *s, const float *uses,
+                                     struct sluice_error *err);
+/* How much of what a pass reads of experts is in VRAM. */
+double sl_cost_hit(const struct sl_search *s, const struct sl_candidate *c);
 const struct sl_shard_cost *sl_cost_candidate(struct sl_search *s, const struct sl_candidate *c);
 
 /* What each engine does in a pass by this candidate; items for its steps must be there. */
