@@ -197,9 +197,9 @@ static enum sluice_status run_test(struct bench *b, enum metric metric, int32_t 
         .value = 1e9 * n * b->n_seqs / median,
         .spread = (ns[b->repeats - 1] - ns[0]) / median,
         .predicted =
-            metric == METRIC_DECODE ? sl_plan_tps(plan) : 1e9 * n / sl_plan_ttft_ns(plan, n),
+            metric == METRIC_DECODE ? sl_plan_tps(plan) : 1e9 * n / sl_plan_ttft_ns(plan, depth, n),
         .corrected = metric == METRIC_DECODE ? sl_plan_corrected_tps(plan)
-                                             : 1e9 * n / sl_plan_corrected_ttft_ns(plan, n),
+                                             : 1e9 * n / sl_plan_corrected_ttft_ns(plan, depth, n),
         .limit_fraction = limit_ns(plan, metric, n) / median,
         .peak_mib = (double)stats.arena_bytes / 1048576.0};
     sl_progress_update(&b->progress, (uint64_t)++b->n_done, (uint64_t)b->n_total);

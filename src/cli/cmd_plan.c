@@ -175,7 +175,7 @@ static void print_text(const struct sl_engine *e, const struct sl_plan *plan)
                (double)plan->smallest_budget_bytes / MIB);
     }
     printf("expect   TTFT %.3f s for %d tokens, %.2f tokens/s at a depth of %d",
-           sl_plan_ttft_ns(plan, PROMPT_TOKENS) / 1e9, PROMPT_TOKENS, sl_plan_tps(plan),
+           sl_plan_ttft_ns(plan, 0, PROMPT_TOKENS) / 1e9, PROMPT_TOKENS, sl_plan_tps(plan),
            plan->depth);
     if (plan->options.n_seqs > 1) {
         printf(" for %d sequences together", plan->options.n_seqs);
@@ -238,7 +238,7 @@ static enum sluice_status print_json(const struct sl_engine *e, const struct sl_
     sl_json_i64(&json, root, "n_ctx", plan->options.n_ctx);
     sl_json_i64(&json, root, "n_seqs", plan->options.n_seqs);
     sl_json_i64(&json, root, "n_ubatch", plan->n_ubatch);
-    sl_json_number(&json, root, "predicted_ttft_ms", sl_plan_ttft_ns(plan, PROMPT_TOKENS) / 1e6);
+    sl_json_number(&json, root, "predicted_ttft_ms", sl_plan_ttft_ns(plan, 0, PROMPT_TOKENS) / 1e6);
     sl_json_i64(&json, root, "predicted_ttft_prompt_tokens", PROMPT_TOKENS);
     sl_json_number(&json, root, "predicted_tps", sl_plan_tps(plan));
     sl_json_u64(&json, root, "arena_bytes", plan->arena_bytes);

@@ -130,7 +130,7 @@ static void draw_head(struct picture *p)
          "%s; predicted: %.2f tokens/s at a depth of %d, %.3f s to the first "
          "token of 1024",
          p->e->profile.kind == SL_DEVICE_NONE ? p->e->profile.cpu : p->e->profile.gpu,
-         sl_plan_tps(plan), plan->depth, sl_plan_ttft_ns(plan, 1024) / 1e9);
+         sl_plan_tps(plan), plan->depth, sl_plan_ttft_ns(plan, 0, 1024) / 1e9);
     double x = LEFT;
     for (size_t i = 0; i < N_PLACES; i++) {
         box(p, x, 50, 12, 12, places[i].color, NULL);

@@ -24,7 +24,8 @@
 #define MOST_DOUBLINGS 5
 #define LEAST_WEIGHT 0.25
 #define GOOD_ENOUGH 0.02 /* off by less, figures stay */
-#define LEAST_PART 0.25  /* of a pass that an engine is busy, to be blamed */
+#define LEAST_PART 0.25  /* of a pass that the CPU is busy, for its figures to be corrected */
+#define DECISIVE 0.85    /* of a pass that an engine is busy which alone decides */
 #define LEAST_FACTOR 0.05
 #define MOST_FACTOR 200.0
 
@@ -46,6 +47,7 @@ void sl_adapt_init(struct sl_context *ctx, const struct sl_profile *profile)
     adapt->profile.mapped_bytes_per_s = ctx->files_are_mapped ? profile->mapped_bytes_per_s : 0;
     for (int32_t t = 0; t < ctx->plan->n_tiers; t++) {
         start_over(&adapt->tiers[t], t);
+        adapt->tiers[t].unexplained = 1;
         adapt->tiers[t].settled = !ctx->device || !has_contest(t);
     }
 }
@@ -101,28 +103,37 @@ static void correct_cpu(struct sl_context *ctx, int32_t tier, const struct sl_pa
     }
 }
 
-/* What the CPU does not explain: the busier one of the others. A pass is not proportional to any
- * engine, so the way is made in steps. */
+/* Whether the GPU reads experts in place: its time is the link's then. */
+static bool reads_system_memory(const struct sl_context *ctx, int32_t tier)
+{
+    const struct sl_tier_plan *const plan = &ctx->plan->tiers[tier];
+    return plan->share > 0 &&
+           (size_t)plan->n_slots < (size_t)ctx->model->hp.n_layers * ctx->model->hp.n_experts;
+}
+
+/* What the CPU does not explain: only where a single engine decides is it the one to blame. A pass
+ * is not quite proportional to it, so the way is made in steps. */
 static void correct_others(struct sl_context *ctx, int32_t tier, const struct sl_pass_times *times,
                            double weight)
 {
     struct sl_profile *const p = &ctx->adapt.profile;
-    for (int step = 0; step < 4; step++) {
+    for (int step = 0; step < 3; step++) {
         struct sl_sim_result now;
         if (!predict(ctx, tier, times->depth, &now)) {
             return;
         }
         const double ratio = times->pass_ns / now.pass_ns;
-        const double busiest = fmax(now.gpu_busy_ns, now.copy_busy_ns);
-        if (fabs(ratio - 1) < GOOD_ENOUGH || busiest < LEAST_PART * now.pass_ns) {
+        if (fabs(ratio - 1) < GOOD_ENOUGH) {
             return;
         }
-        if (now.copy_busy_ns > now.gpu_busy_ns) {
+        if (now.copy_busy_ns > DECISIVE * now.pass_ns) {
             scale(&p->copy_factor, ratio, weight);
-        } else {
+        } else if (now.gpu_busy_ns > DECISIVE * now.pass_ns && now.cpu_busy_ns == 0 &&
+                   now.copy_busy_ns == 0 && !reads_system_memory(ctx, tier)) {
             scale_unit(p, SL_UNIT_GPU, tier, ratio, weight);
+        } else {
+            return;
         }
-        weight /= 2;
     }
 }
 
@@ -136,7 +147,13 @@ static void correct(struct sl_context *ctx, int32_t tier, const struct sl_pass_t
         correct_cpu(ctx, tier, times, weight);
         correct_others(ctx, tier, times, weight);
     }
-    (void)predict(ctx, tier, times->depth, &ctx->plan->tiers[tier].corrected);
+    if (predict(ctx, tier, times->depth, &now)) {
+        struct sl_sim_result *const said = &ctx->plan->tiers[tier].corrected;
+        const double weight = fmax(LEAST_WEIGHT, 1.0 / ++a->n_noted);
+        scale(&a->unexplained, times->pass_ns / (now.pass_ns * a->unexplained), weight);
+        *said = now;
+        said->pass_ns *= a->unexplained;
+    }
 }
 
 /* ---- plans ---- */
@@ -144,7 +161,7 @@ static void correct(struct sl_context *ctx, int32_t tier, const struct sl_pass_t
 /* Whether the context has what passes by this plan need. */
 static bool can_run(const struct sl_context *ctx, const struct sl_tier_plan *tier)
 {
-    return tier->n_slots <= ctx->plan->n_slots &&
+    return tier->n_slots <= ctx->experts.n_room &&
            sl_context_exchange_bytes(ctx, tier, false) <= ctx->choice.bytes;
 }
 
@@ -157,15 +174,19 @@ static bool exchange(struct sl_context *ctx, int32_t t, struct sl_tier_plan *nex
     }
     *old = ctx->plan->tiers[t];
     ctx->plan->tiers[t] = *next;
+    if (next->n_slots > ctx->plan->n_slots) {
+        ctx->plan->n_slots = next->n_slots;
+    }
     ctx->plan->tiers[t].predicted = old->predicted; /* what was said before any pass */
+    ctx->plan->tiers[t].deeper_ns = old->deeper_ns;
     memset(next, 0, sizeof *next);
     ctx->experts.tables_of = NULL; /* they were made for another plan in the same place */
     start_over(&ctx->adapt.tiers[t], t);
     return true;
 }
 
-/* A plan that has not been tried, if the figures promise that it stays within `hope` times the best
- * one's time. */
+/* A plan that has not been tried, if the figures promise that it stays within `hope` times the time
+ * of the one in use. */
 static bool find_other(const struct sl_context *ctx, int32_t t, int32_t depth,
                        enum sl_strategy strategy, double hope, struct sl_tier_plan *out)
 {
@@ -184,7 +205,9 @@ static bool find_other(const struct sl_context *ctx, int32_t t, int32_t depth,
         SLUICE_STATUS_OK) {
         return false;
     }
-    if (out->predicted.pass_ns > hope * a->best_ns || !can_run(ctx, out)) {
+    struct sl_sim_result now; /* what the plan in use would take, by the same figures */
+    if (!predict(ctx, t, depth, &now) || out->predicted.pass_ns > hope * now.pass_ns ||
+        !can_run(ctx, out)) {
         sl_tier_plan_finish(out);
         return false;
     }

@@ -3,8 +3,9 @@
  * A model's work timed on the CPU: passes layer by layer, as they run, each shard with the clock
  * beside it. A lap over the layers reads more than a processor's caches hold, so that weights are
  * cold when their turn comes; the lap before the timed one faults pages in, which passes find in
- * memory.
+ * memory. Where there is a link, short passes are timed beside copies too.
  */
+#include <math.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -16,8 +17,13 @@
 #define MOST_TOKENS 64
 #define LAP_BYTES ((size_t)1 << 30) /* feed-forward weights of a lap, if the model has as many */
 #define LEAST_LAYERS 4
+#define MOST_BUSY_TOKENS 16 /* longer passes compute more than they read */
 /* Beside a GPU the pool has waited about so long when a mixture's choice comes down. */
 #define PAUSE_NS 50000
+
+/* Copies of this size keep the link busy in another lap. */
+#define COPY_BYTES ((size_t)16 << 20)
+#define MOST_COPIES 1024
 
 /* What is timed in each layer. The head comes once a lap. */
 enum timed { ATTENTION, FFN, FEW, ALL, N_TIMED };
@@ -29,6 +35,9 @@ struct host {
     void *scratch;
     double *figures[N_TIMED]; /* [n_layers]: of shards ratios to what is expected, of parts times */
     double n_few, n_all;      /* experts of the lap */
+    enum sl_unit unit;        /* whose expectations they are beside */
+    struct sl_stream *stream; /* of copies; NULL: there are none */
+    void *from, *to;
 };
 
 static void bind_weights(struct sl_cal *c, const struct sl_shard *shard)
@@ -63,7 +72,7 @@ static double time_shard(struct host *h, const struct sl_shard *shard)
     bind_weights(c, shard);
     memcpy(c->bind.hidden, c->noise,
            (size_t)c->bind.n_tokens * c->model->hp.n_embd * sizeof(float));
-    return time_part(h, shard, SL_PART_WHOLE) / sl_cal_expected_ns(c, SL_UNIT_CPU, shard);
+    return time_part(h, shard, SL_PART_WHOLE) / sl_cal_expected_ns(c, h->unit, shard);
 }
 
 static int32_t count_experts(const struct host *h, const struct sl_shard *shard)
@@ -141,24 +150,87 @@ static double lap(struct host *h, uint32_t n)
     return time_shard(h, &model->shards[model->n_shards - 1]);
 }
 
-static void calibrate_tier(struct host *h, int32_t tier)
+static void keep(struct host *h, int32_t tier, uint32_t n, double head)
 {
     struct sl_cal *const c = h->c;
-    sl_cal_set_pass(c, sl_tier_tokens[tier]);
-    const uint32_t n = lap_layers(c, sl_tier_tokens[tier]);
-    lap(h, n); /* faults pages in, wakes the pool, loads the code */
-    const double head = lap(h, n);
-    sl_cal_keep(c, SL_UNIT_CPU, SL_WORK_ATTENTION, tier, sl_median(h->figures[ATTENTION], (int)n),
-                1);
-    sl_cal_keep(c, SL_UNIT_CPU, SL_WORK_FFN, tier, sl_median(h->figures[FFN], (int)n), 1);
-    sl_cal_keep(c, SL_UNIT_CPU, SL_WORK_HEAD, tier, head, 1);
+    sl_cal_keep(c, h->unit, SL_WORK_ATTENTION, tier, sl_median(h->figures[ATTENTION], (int)n), 1);
+    sl_cal_keep(c, h->unit, SL_WORK_FFN, tier, sl_median(h->figures[FFN], (int)n), 1);
+    sl_cal_keep(c, h->unit, SL_WORK_HEAD, tier, head, 1);
     if (sl_cal_is_mixture(c)) {
         const struct sl_hparams *const hp = &c->model->hp;
         const double read =
             n * sl_profile_experts_read(hp->n_experts, hp->n_experts_used, c->bind.n_tokens);
-        sl_cal_keep_experts(c, SL_UNIT_CPU, tier, sl_median(h->figures[FEW], (int)n),
-                            h->n_few / read, sl_median(h->figures[ALL], (int)n), h->n_all / read);
+        sl_cal_keep_experts(c, h->unit, tier, sl_median(h->figures[FEW], (int)n), h->n_few / read,
+                            sl_median(h->figures[ALL], (int)n), h->n_all / read);
     }
+}
+
+/* Queue copies for longer than a lap takes. */
+static enum sluice_status start_copies(struct host *h, double lap_ns)
+{
+    struct sl_device *const dev = h->c->o->device;
+    const double rate = h->c->profile->h2d_bytes_per_s[SL_N_COPY_SIZES - 1];
+    const double n = ceil(1.5e-9 * lap_ns * rate / COPY_BYTES) + 1;
+    for (int i = 0; i < (int)fmin(n, MOST_COPIES); i++) {
+        SL_TRY(dev->vt->copy_to_device(dev, h->stream, h->to, h->from, COPY_BYTES, h->c->err));
+    }
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status calibrate_tier(struct host *h, int32_t tier)
+{
+    struct sl_cal *const c = h->c;
+    sl_cal_set_pass(c, sl_tier_tokens[tier]);
+    const uint32_t n = lap_layers(c, sl_tier_tokens[tier]);
+    h->unit = SL_UNIT_CPU;
+    lap(h, n); /* faults pages in, wakes the pool, loads the code */
+    const uint64_t begin = sl_clock_now_ns();
+    const double head = lap(h, n);
+    const double lap_ns = (double)(sl_clock_now_ns() - begin);
+    keep(h, tier, n, head);
+    if (!h->stream || sl_tier_tokens[tier] > MOST_BUSY_TOKENS) {
+        for (int work = 0; work < SL_N_WORKS; work++) {
+            c->profile->work_factor[SL_UNIT_CPU_BUSY][work][tier] =
+                c->profile->work_factor[SL_UNIT_CPU][work][tier];
+        }
+        return SLUICE_STATUS_OK;
+    }
+    h->unit = SL_UNIT_CPU_BUSY;
+    SL_TRY(start_copies(h, lap_ns));
+    keep(h, tier, n, lap(h, n));
+    return c->o->device->vt->stream_sync(c->o->device, h->stream, c->err);
+}
+
+/* What copies need: the device's memory is in the budget, and the host's must be page-locked. */
+static enum sluice_status init_copies(struct host *h)
+{
+    const struct sl_cal *const c = h->c;
+    struct sl_device *const dev = c->o->device;
+    if (!dev || c->o->budget_bytes < COPY_BYTES ||
+        dev->vt->host_alloc(dev, COPY_BYTES, &h->from, NULL) != SLUICE_STATUS_OK) {
+        return SLUICE_STATUS_OK;
+    }
+    memset(h->from, 0, COPY_BYTES);
+    SL_TRY(dev->vt->mem_alloc(dev, COPY_BYTES, &h->to, c->err));
+    return dev->vt->stream_create(dev, &h->stream, c->err);
+}
+
+static void finish(struct host *h)
+{
+    struct sl_device *const dev = h->c->o->device;
+    if (h->stream) {
+        dev->vt->stream_sync(dev, h->stream, NULL);
+        dev->vt->stream_destroy(dev, h->stream);
+    }
+    if (h->to) {
+        dev->vt->mem_free(dev, h->to);
+    }
+    if (h->from) {
+        dev->vt->host_free(dev, h->from);
+    }
+    sl_free(h->figures[0]);
+    sl_free(h->mem);
+    sl_free(h->scratch);
 }
 
 static enum sluice_status init(struct host *h, int32_t n_tiers)
@@ -180,7 +252,7 @@ static enum sluice_status init(struct host *h, int32_t n_tiers)
     sl_cal_carve(c, h->mem, &s);
     memcpy((void *)(uintptr_t)c->bind.pos, c->pos, (size_t)most * sizeof(int32_t));
     c->bind.consts = c->model->consts;
-    return SLUICE_STATUS_OK;
+    return init_copies(h);
 }
 
 enum sluice_status sl_calibrate_host(struct sl_cal *c)
@@ -191,16 +263,13 @@ enum sluice_status sl_calibrate_host(struct sl_cal *c)
     while (sl_tier_tokens[n_tiers] <= MOST_TOKENS) {
         n_tiers++;
     }
-    const enum sluice_status status = init(&h, n_tiers);
+    enum sluice_status status = init(&h, n_tiers);
     for (int32_t t = 0; t < n_tiers && status == SLUICE_STATUS_OK; t++) {
-        calibrate_tier(&h, t);
+        status = calibrate_tier(&h, t);
     }
-    sl_free(h.figures[0]);
-    sl_free(h.mem);
-    sl_free(h.scratch);
+    finish(&h);
     SL_TRY(status);
     sl_cal_extend(c, SL_UNIT_CPU, n_tiers);
-    memcpy(c->profile->work_factor[SL_UNIT_CPU_BUSY], c->profile->work_factor[SL_UNIT_CPU],
-           sizeof c->profile->work_factor[SL_UNIT_CPU]);
+    sl_cal_extend(c, SL_UNIT_CPU_BUSY, n_tiers);
     return SLUICE_STATUS_OK;
 }

@@ -42,7 +42,8 @@ struct sl_swap {
 /* Which experts are in VRAM; see exec/experts.h. An expert's id is layer * n_experts + its number.
  */
 struct sl_experts {
-    int32_t *slot_expert;                 /* by slot; -1: on its way */
+    int32_t n_room;                       /* slots that fit the arena */
+    int32_t *slot_expert;                 /* [n_room]; -1: on its way */
     int32_t *expert_slot;                 /* by expert; -1: none */
     int32_t n_valid;                      /* slots whose bytes are in VRAM, or on their way */
     const struct sl_tier_plan *tables_of; /* the tier whose tables are in VRAM; NULL: none */

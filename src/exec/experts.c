@@ -53,7 +53,13 @@ static enum sluice_status allocate(struct sl_context *ctx, size_t n_all, struct 
     bool good = true;
 #define GRAB(field, n)                                                                             \
     good = good && (x->field = sl_calloc(SL_MEM_EXEC, (n), sizeof *x->field)) != NULL
-    GRAB(slot_expert, (size_t)ctx->plan->n_slots + 1);
+    /* Plans that are tried while running may have more of them. */
+    const struct sl_plan *const plan = ctx->plan;
+    const size_t fit = (plan->arena_bytes - plan->slots_offset) / plan->slot_bytes;
+    x->n_room = plan->arena_bytes <= plan->slots_offset ? 0
+                : fit < n_all                           ? (int32_t)fit
+                                                        : (int32_t)n_all;
+    GRAB(slot_expert, (size_t)x->n_room + 1);
     GRAB(expert_slot, n_all);
     GRAB(is_stale, ctx->model->hp.n_layers);
     GRAB(uses_seen, n_all);

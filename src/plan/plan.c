@@ -162,49 +162,6 @@ static enum sluice_status check_options(const struct sl_plan_options *o, struct 
     return SLUICE_STATUS_OK;
 }
 
-enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *model,
-                                  const struct sl_profile *profile,
-                                  const struct sl_plan_options *options, struct sluice_error *err)
-{
-    *out = NULL;
-    SL_TRY(check_options(options, err));
-    struct sl_search s;
-    SL_TRY(sl_search_init(&s, model, profile, options, err));
-    enum sluice_status status = SLUICE_STATUS_OK;
-    struct sl_choice choice;
-    struct sl_plan *const plan = sl_calloc(SL_MEM_PLAN, 1, sizeof *plan);
-    if (!plan) {
-        status = sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for a plan");
-        goto out;
-    }
-    plan->options = s.options;
-    plan->options.expert_uses = NULL; /* they are the caller's */
-    plan->n_shards = (int32_t)model->n_shards;
-    plan->depth = s.depth;
-    SL_TRY_OUT(sl_search_run(&s, &choice, err));
-    plan->smallest_budget_bytes = choice.smallest_budget_bytes;
-    s.head_on_host = choice.head_on_host;
-    sl_search_set_split(&s, choice.split);
-    plan->split = choice.split;
-    SL_TRY_OUT(map_shared(plan, &s, &choice, err));
-    for (int32_t t = 0; t < choice.n_tiers; t++) {
-        SL_TRY_OUT(build_tier(&plan->tiers[plan->n_tiers++], plan, &s, &choice.tiers[t], err));
-    }
-    plan->n_ubatch = plan->tiers[plan->n_tiers - 1].n_tokens;
-    if (options->max_ubatch > 0 && options->max_ubatch < plan->n_ubatch) {
-        plan->n_ubatch = options->max_ubatch;
-    }
-    SL_TRY_OUT(sl_plan_check(plan, model, err));
-    *out = plan;
-out:
-    sl_search_finish(&s);
-    if (status != SLUICE_STATUS_OK) {
-        struct sl_plan *half = plan;
-        sl_plan_destroy(&half);
-    }
-    return status;
-}
-
 static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl_model *model,
                                      const struct sl_tier_plan *tier, struct sluice_error *err)
 {
@@ -314,94 +271,41 @@ static struct sl_candidate candidate_of(const struct sl_plan *plan, int32_t t)
     return c;
 }
 
+static struct sl_sim_result simulate_again(struct sl_search *s, const struct sl_plan *plan,
+                                           int32_t t)
+{
+    const struct sl_tier_plan *const tier = &plan->tiers[t];
+    const struct sl_candidate c = candidate_of(plan, t);
+    sl_search_place(s, &c, s->placement); /* which shards bring KV along */
+    return sl_steps_simulate(tier->steps, tier->n_steps, tier->placement, sl_cost_candidate(s, &c),
+                             &s->hop[t], s->done_ns, s->ready_ns, NULL);
+}
+
 enum sluice_status sl_plan_predict(struct sl_sim_result *out, const struct sl_plan *plan,
                                    const struct sl_model *model, const struct sl_profile *profile,
                                    const struct sl_replan *replan, struct sluice_error *err)
 {
     struct sl_search s;
-    const int32_t t = replan->tier;
-    const struct sl_tier_plan *const tier = &plan->tiers[t];
-    const struct sl_candidate c = candidate_of(plan, t);
     SL_TRY(open_again(&s, plan, model, profile, replan, err));
-    sl_search_place(&s, &c, s.placement); /* which shards bring KV along */
-    *out = sl_steps_simulate(tier->steps, tier->n_steps, tier->placement, sl_cost_candidate(&s, &c),
-                             &s.hop[t], s.done_ns, s.ready_ns, NULL);
+    *out = simulate_again(&s, plan, replan->tier);
     sl_search_finish(&s);
     return SLUICE_STATUS_OK;
 }
 
-int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens)
+/* What depth costs in each tier. */
+static enum sluice_status look_deeper(struct sl_plan *plan, const struct sl_model *model,
+                                      const struct sl_profile *profile, const float *expert_uses,
+                                      struct sluice_error *err)
 {
-    int32_t t = 0;
-    while (t + 1 < plan->n_tiers && plan->tiers[t].n_tokens < n_tokens) {
-        t++;
+    struct sl_search s;
+    const struct sl_replan deeper = {.depth = plan->depth + SL_DEEPER, .expert_uses = expert_uses};
+    SL_TRY(open_again(&s, plan, model, profile, &deeper, err));
+    for (int32_t t = 0; t < plan->n_tiers; t++) {
+        const double ns = simulate_again(&s, plan, t).pass_ns - plan->tiers[t].predicted.pass_ns;
+        plan->tiers[t].deeper_ns = ns > 0 ? ns : 0;
     }
-    return t;
-}
-
-static const struct sl_sim_result *said(const struct sl_tier_plan *tier, bool corrected)
-{
-    return corrected ? &tier->corrected : &tier->predicted;
-}
-
-static double ttft_ns(const struct sl_plan *plan, int32_t n_prompt, bool corrected)
-{
-    double ns = 0;
-    for (int32_t left = n_prompt; left > 0;) {
-        const int32_t n = left < plan->n_ubatch ? left : plan->n_ubatch;
-        const struct sl_tier_plan *const tier = &plan->tiers[sl_plan_tier(plan, n)];
-        /* Copies cost the same whatever the pass holds; compute goes with the tokens. */
-        const struct sl_sim_result *const pass = said(tier, corrected);
-        const double floor_ns =
-            pass->copy_busy_ns < pass->pass_ns ? pass->copy_busy_ns : pass->pass_ns;
-        const double part = pass->pass_ns * n / tier->n_tokens;
-        ns += part > floor_ns ? part : floor_ns;
-        left -= n;
-    }
-    return ns;
-}
-
-/* A pass of n sequences, whose time lies between those of full passes of two tiers. */
-static double decode_pass_ns(const struct sl_plan *plan, int32_t n, bool corrected)
-{
-    const int32_t t = sl_plan_tier(plan, n);
-    const struct sl_tier_plan *const tier = &plan->tiers[t];
-    const double full = said(tier, corrected)->pass_ns;
-    if (t == 0 || n >= tier->n_tokens) {
-        return full;
-    }
-    const double below = said(tier - 1, corrected)->pass_ns;
-    const int32_t n_below = tier[-1].n_tokens;
-    return below + (double)(n - n_below) / (tier->n_tokens - n_below) * (full - below);
-}
-
-static double tps(const struct sl_plan *plan, bool corrected)
-{
-    double ns = 0;
-    for (int32_t left = plan->options.n_seqs; left > 0; left -= plan->n_ubatch) {
-        ns += decode_pass_ns(plan, left < plan->n_ubatch ? left : plan->n_ubatch, corrected);
-    }
-    return ns > 0 ? 1e9 * plan->options.n_seqs / ns : 0;
-}
-
-double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_prompt)
-{
-    return ttft_ns(plan, n_prompt, false);
-}
-
-double sl_plan_tps(const struct sl_plan *plan)
-{
-    return tps(plan, false);
-}
-
-double sl_plan_corrected_ttft_ns(const struct sl_plan *plan, int32_t n_prompt)
-{
-    return ttft_ns(plan, n_prompt, true);
-}
-
-double sl_plan_corrected_tps(const struct sl_plan *plan)
-{
-    return tps(plan, true);
+    sl_search_finish(&s);
+    return SLUICE_STATUS_OK;
 }
 
 enum sluice_status sl_plan_check(const struct sl_plan *plan, const struct sl_model *model,
@@ -422,4 +326,48 @@ enum sluice_status sl_plan_check(const struct sl_plan *plan, const struct sl_mod
         SL_TRY(check_tier(plan, model, &plan->tiers[t], err));
     }
     return SLUICE_STATUS_OK;
+}
+
+enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *model,
+                                  const struct sl_profile *profile,
+                                  const struct sl_plan_options *options, struct sluice_error *err)
+{
+    *out = NULL;
+    SL_TRY(check_options(options, err));
+    struct sl_search s;
+    SL_TRY(sl_search_init(&s, model, profile, options, err));
+    enum sluice_status status = SLUICE_STATUS_OK;
+    struct sl_choice choice;
+    struct sl_plan *const plan = sl_calloc(SL_MEM_PLAN, 1, sizeof *plan);
+    if (!plan) {
+        status = sl_error_set(err, SLUICE_STATUS_OUT_OF_MEMORY, "no memory for a plan");
+        goto out;
+    }
+    plan->options = s.options;
+    plan->options.expert_uses = NULL; /* they are the caller's */
+    plan->n_shards = (int32_t)model->n_shards;
+    plan->depth = s.depth;
+    SL_TRY_OUT(sl_search_run(&s, &choice, err));
+    plan->smallest_budget_bytes = choice.smallest_budget_bytes;
+    s.head_on_host = choice.head_on_host;
+    sl_search_set_split(&s, choice.split);
+    plan->split = choice.split;
+    SL_TRY_OUT(map_shared(plan, &s, &choice, err));
+    for (int32_t t = 0; t < choice.n_tiers; t++) {
+        SL_TRY_OUT(build_tier(&plan->tiers[plan->n_tiers++], plan, &s, &choice.tiers[t], err));
+    }
+    plan->n_ubatch = plan->tiers[plan->n_tiers - 1].n_tokens;
+    if (options->max_ubatch > 0 && options->max_ubatch < plan->n_ubatch) {
+        plan->n_ubatch = options->max_ubatch;
+    }
+    SL_TRY_OUT(sl_plan_check(plan, model, err));
+    SL_TRY_OUT(look_deeper(plan, model, profile, options->expert_uses, err));
+    *out = plan;
+out:
+    sl_search_finish(&s);
+    if (status != SLUICE_STATUS_OK) {
+        struct sl_plan *half = plan;
+        sl_plan_destroy(&half);
+    }
+    return status;
 }

@@ -85,6 +85,8 @@ struct sl_plan_options {
  * resident shards as graphs, one launch each. */
 #define SL_N_GRAPH_TIERS 3
 
+#define SL_DEEPER 1024
+
 struct sl_tier_plan {
     int32_t n_tokens;   /* passes of up to this many tokens */
     uint8_t *placement; /* enum sl_placement by shard */
@@ -104,6 +106,7 @@ struct sl_tier_plan {
     size_t scratch_offset;
     size_t end_offset;              /* one past the last byte used: at most arena_bytes */
     struct sl_sim_result predicted; /* of a full pass at the assumed depth */
+    double deeper_ns;               /* what SL_DEEPER more positions before it add to such a pass */
     struct sl_sim_result corrected; /* the same by what passes have taught since (exec/adapt.h) */
     struct sl_timeline timeline;    /* the same pass in detail */
     double limit_ns; /* no schedule can be faster on this machine (bytes and operations) */
@@ -171,12 +174,12 @@ enum sluice_status sl_plan_predict(struct sl_sim_result *out, const struct sl_pl
 /* The tier for a pass of n tokens (at most n_ubatch): the smallest that holds it. */
 int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens);
 
-/* Predicted time to the first token of a prompt, and tokens per second of decode, of all sequences
- * together. */
-double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_prompt);
+/* Predicted time to the first token of a prompt that follows n_past positions, and tokens per
+ * second of decode, of all sequences together. */
+double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_past, int32_t n_prompt);
 double sl_plan_tps(const struct sl_plan *plan);
 /* The same by the corrected predictions. */
-double sl_plan_corrected_ttft_ns(const struct sl_plan *plan, int32_t n_prompt);
+double sl_plan_corrected_ttft_ns(const struct sl_plan *plan, int32_t n_past, int32_t n_prompt);
 double sl_plan_corrected_tps(const struct sl_plan *plan);
 
 /* The tables of one layer of a mixture: addresses of gate, up and down by expert, then a byte an

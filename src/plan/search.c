@@ -90,6 +90,8 @@ static void init_tier(struct sl_search *s, int32_t t)
     const size_t hidden = (size_t)n * model->hp.n_embd * sizeof(float);
     s->hop[t].down_ns = s->profile->hop_ns / 2 + sl_profile_download_ns(s->profile, hidden);
     s->hop[t].up_ns = s->profile->hop_ns / 2 + sl_profile_copy_ns(s->profile, hidden);
+    s->hop[t].copy_slowdown =
+        s->profile->copy_busy_factor > 0 ? 1 / s->profile->copy_busy_factor : 1;
     init_tier_kv(s, t);
 }
 

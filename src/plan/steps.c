@@ -164,6 +164,31 @@ static double later(double a, double b)
     return a > b ? a : b;
 }
 
+/* Copies that may be on their way: of shards first .. end - 1. */
+struct on_way {
+    int32_t first, end;
+};
+
+/* The CPU works from `host` on for t: copies take longer by `slower` of the time that both work.
+ * Returns by how much the last one is late. */
+static double slow_copies(struct on_way *on_way, const uint8_t *placement, double *ready_ns,
+                          double host, double copy, double t, double slower)
+{
+    if (slower <= 0 || copy <= host) {
+        return 0;
+    }
+    while (on_way->first < on_way->end &&
+           (!sl_place_uses_ring(placement[on_way->first]) || ready_ns[on_way->first] <= host)) {
+        on_way->first++;
+    }
+    for (int32_t i = on_way->first; i < on_way->end; i++) {
+        if (sl_place_uses_ring(placement[i])) {
+            ready_ns[i] += slower * fmin(t, ready_ns[i] - host);
+        }
+    }
+    return slower * fmin(t, copy - host);
+}
+
 static void note(struct sl_timeline *t, enum sl_sim_engine engine, int32_t step, double begin_ns,
                  double end_ns)
 {
@@ -203,6 +228,8 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
     struct sl_sim_result r = {0};
     double host = 0, copy = 0, gpu = 0, download = 0;
     double chosen = 0, mapped = 0; /* the choice is down; the GPU reads system memory until */
+    struct on_way on_way = {0, 0};
+    const double slower = hop->copy_slowdown - 1;
     if (timeline) {
         timeline->n = 0;
     }
@@ -217,6 +244,7 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
             copy = later(copy, later(host, step->after >= 0 ? done_ns[step->after] : 0));
             copy += c->copy_ns;
             ready_ns[i] = copy;
+            on_way.end = i + 1;
             r.copy_busy_ns += c->copy_ns;
             break;
         case SL_STEP_GPU:
@@ -241,6 +269,9 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
             break;
         case SL_STEP_CPU: {
             const double t = contended_ns(c->cpu_ns, c->cpu_busy_ns, host, copy);
+            const double late = slow_copies(&on_way, placement, ready_ns, host, copy, t, slower);
+            copy += late;
+            r.copy_busy_ns += late;
             host += t;
             r.cpu_busy_ns += t;
             break;
@@ -269,6 +300,9 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
             host = later(host, chosen);
             const double t =
                 contended_ns(c->others_ns, c->others_busy_ns, host, later(copy, mapped));
+            const double late = slow_copies(&on_way, placement, ready_ns, host, copy, t, slower);
+            copy += late;
+            r.copy_busy_ns += late;
             host += t;
             r.cpu_busy_ns += t;
             break;

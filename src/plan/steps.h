@@ -84,9 +84,12 @@ struct sl_shard_cost {
     double others_busy_ns; /* CPU, while the GPU reads system memory too */
 };
 
+/* Between the engines. */
 struct sl_hop_cost {
     double down_ns; /* driver waits this long for the hidden state after the GPU has it */
     double up_ns;
+    double
+        copy_slowdown; /* time of copies while the CPU works beside that alone; below 1: the same */
 };
 
 /* Simulated pass time and how busy the engines were. */

@@ -750,11 +750,21 @@ static void test_predictions(void **state)
         assert_ok(sl_plan_create(&plan, model, &profile, &o, &err), err);
         const struct sl_tier_plan *const last = &plan->tiers[plan->n_tiers - 1];
         assert_int_equal(plan->n_ubatch, 64);
-        assert_true(sl_plan_ttft_ns(plan, 0) == 0);
-        assert_true(fabs(sl_plan_ttft_ns(plan, 192) / (3 * last->predicted.pass_ns) - 1) < 1e-12);
+        assert_true(sl_plan_ttft_ns(plan, 0, 0) == 0);
+        /* What follows more takes longer, by the same for each position; at the depth that was
+         * planned for, a pass takes what its tier says. */
+        const double pass_ns = last->predicted.pass_ns;
+        const double at_depth = sl_plan_ttft_ns(plan, plan->depth, 64);
+        assert_true(fabs(at_depth / pass_ns - 1) < 1e-12);
+        const double deeper = sl_plan_ttft_ns(plan, plan->depth + SL_DEEPER, 64);
+        assert_true(deeper >= at_depth);
+        assert_true(fabs((deeper - at_depth - last->deeper_ns) / pass_ns) < 1e-9);
+        const double three = sl_plan_ttft_ns(plan, plan->depth, 192);
+        assert_true(fabs((three - 3 * at_depth) / pass_ns -
+                         (64 + 128) * last->deeper_ns / SL_DEEPER / pass_ns) < 1e-9);
         assert_true(fabs(sl_plan_tps(plan) * plan->tiers[0].predicted.pass_ns - 1e9) < 1);
         for (int32_t n = 64; n < 640; n += 64) {
-            assert_true(sl_plan_ttft_ns(plan, n) < sl_plan_ttft_ns(plan, n + 64));
+            assert_true(sl_plan_ttft_ns(plan, 0, n) < sl_plan_ttft_ns(plan, 0, n + 64));
         }
         sl_plan_destroy(&plan);
     }
