@@ -206,8 +206,8 @@ static bool find_other(const struct sl_context *ctx, int32_t t, int32_t depth,
         return false;
     }
     struct sl_sim_result now; /* what the plan in use would take, by the same figures */
-    if (!predict(ctx, t, depth, &now) || out->predicted.pass_ns > hope * now.pass_ns ||
-        !can_run(ctx, out)) {
+    if (!predict(ctx, t, depth, &now) ||
+        out->predicted.pass_ns > hope * fmax(now.pass_ns, a->best_ns) || !can_run(ctx, out)) {
         sl_tier_plan_finish(out);
         return false;
     }

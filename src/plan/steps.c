@@ -181,6 +181,9 @@ static double slow_copies(struct on_way *on_way, const uint8_t *placement, doubl
            (!sl_place_uses_ring(placement[on_way->first]) || ready_ns[on_way->first] <= host)) {
         on_way->first++;
     }
+    if (on_way->first >= on_way->end) {
+        return 0;
+    }
     for (int32_t i = on_way->first; i < on_way->end; i++) {
         if (sl_place_uses_ring(placement[i])) {
             ready_ns[i] += slower * fmin(t, ready_ns[i] - host);
@@ -298,6 +301,8 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
         }
         case SL_STEP_OTHERS: {
             host = later(host, chosen);
+            on_way.first =
+                on_way.first > i ? on_way.first : i + 1; /* its own part has been awaited */
             const double t =
                 contended_ns(c->others_ns, c->others_busy_ns, host, later(copy, mapped));
             const double late = slow_copies(&on_way, placement, ready_ns, host, copy, t, slower);
