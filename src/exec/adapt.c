@@ -44,7 +44,9 @@ void sl_adapt_init(struct sl_context *ctx, const struct sl_profile *profile)
 {
     struct sl_adapt *const adapt = &ctx->adapt;
     adapt->profile = *profile;
-    adapt->profile.mapped_bytes_per_s = ctx->files_are_mapped ? profile->mapped_bytes_per_s : 0;
+    if (!ctx->files_are_mapped) {
+        adapt->profile.mapped_bytes_per_s = adapt->profile.mapped_tiles_bytes_per_s = 0;
+    }
     for (int32_t t = 0; t < ctx->plan->n_tiers; t++) {
         start_over(&adapt->tiers[t], t);
         adapt->tiers[t].unexplained = 1;
