@@ -244,19 +244,20 @@ static int panel_cols(int64_t n_cols, bool words)
     return (int)(((n_cols + n - 1) / n + unit - 1) / unit * unit);
 }
 
-/* What follows the panel of these rows at column col: the same rows' next columns, or the next
- * rows' first, which may lie past the end of the matrix (a fetch never faults). */
-static struct fetch fetch_next(const struct sl_linear_call *c, const struct piece *p, int64_t col,
-                               int step, int n_tiles)
+/* n_rows rows of a piece from row `row` on, `step` columns from col on. Past the last column it is
+ * the first ones of the rows behind the piece, which may lie past the end of the matrix (a fetch
+ * never faults). */
+static struct fetch fetch_of(const struct sl_linear_call *c, const struct piece *p, int row,
+                             int n_rows, int64_t col, int step, int n_tiles)
 {
     const struct sl_matrix *w = &c->op->part[p->part].w;
-    const bool same_rows = col + step < w->n_cols;
-    const int64_t next = same_rows ? col + step : 0;
-    const int64_t n_cols = w->n_cols - next < step ? w->n_cols - next : step;
+    const bool behind = col >= w->n_cols;
+    const int64_t at = behind ? 0 : col;
+    const int64_t n_cols = w->n_cols - at < step ? w->n_cols - at : step;
     struct fetch f = {.row_bytes = sl_matrix_pitch_bytes(w),
                       .bytes = sl_type_row_bytes(w->type, n_cols),
-                      .n_rows = p->n};
-    f.at = weights_at(c, p, next) + (same_rows ? 0 : (size_t)p->n * f.row_bytes);
+                      .n_rows = n_rows};
+    f.at = weights_at(c, p, at) + (size_t)(behind ? p->n : row) * f.row_bytes;
     f.n_lines = (int)(f.bytes / 64 + 2) * f.n_rows / n_tiles + 1;
     /* More at once than the processor can have under way would only stop it; when there are few
      * tiles, unpacking fetches for itself. */
@@ -264,9 +265,10 @@ static struct fetch fetch_next(const struct sl_linear_call *c, const struct piec
     return f;
 }
 
-/* Up to panel_rows rows by panels of bytes or words. */
-static void bytes_rows(const struct sl_linear_call *c, const struct sl_linear_packed *x,
-                       const struct piece *p)
+/* A panel with all tiles of tokens. */
+static void bytes_panel(const struct sl_linear_call *c, const struct sl_linear_packed *x,
+                        const struct piece *p, int row, int64_t col, int n_cols,
+                        struct fetch *fetch)
 {
     const struct sl_linear_panel_kernels *k = c->kernels->panels;
     const struct sl_matrix *w = &c->op->part[p->part].w;
@@ -275,19 +277,36 @@ static void bytes_rows(const struct sl_linear_call *c, const struct sl_linear_pa
     const size_t row_bytes = sl_matrix_pitch_bytes(w);
     const int correction = x->words ? 0 : find_correction(x, type->correction);
     const int most = k->tile_tokens[type->kind];
+    const int n_rows = min_int(k->panel_rows, p->n - row);
+    float *y = c->op->part[p->part].y + p->first + row;
+    type->build((const uint8_t *)weights_at(c, p, col) + (size_t)row * row_bytes, row_bytes, n_rows,
+                n_cols, panel);
+    for (int t = p->token; t < p->end_token; t += most) {
+        const int n = min_int(most, p->end_token - t);
+        const struct sl_linear_tile tile = tile_at(x, correction, t, n, col);
+        fetch_some(fetch);
+        run_tile(type->tile, panel, &tile, n, n_cols, y + t * w->n_rows, w->n_rows, n_rows,
+                 k->panel_rows);
+    }
+}
+
+/* By panels of bytes or words. All rows with some columns before the next columns: those of all
+ * tokens stay in the cache meanwhile. */
+static void bytes_rows(const struct sl_linear_call *c, const struct sl_linear_packed *x,
+                       const struct piece *p)
+{
+    const int panel_rows = c->kernels->panels->panel_rows;
+    const int most = c->kernels->panels->tile_tokens[panel_type(c, p->part)->kind];
     const int n_tiles = (p->end_token - p->token + most - 1) / most;
     const int step = panel_cols(x->n_cols, x->words);
-    float *y = c->op->part[p->part].y + p->first;
     for (int64_t col = 0; col < x->n_cols; col += step) {
         const int n_cols = (int)(x->n_cols - col < step ? x->n_cols - col : step);
-        type->build((const uint8_t *)weights_at(c, p, col), row_bytes, p->n, n_cols, panel);
-        struct fetch fetch = fetch_next(c, p, col, step, n_tiles);
-        for (int t = p->token; t < p->end_token; t += most) {
-            const int n = min_int(most, p->end_token - t);
-            const struct sl_linear_tile tile = tile_at(x, correction, t, n, col);
-            fetch_some(&fetch);
-            run_tile(type->tile, panel, &tile, n, n_cols, y + t * w->n_rows, w->n_rows, p->n,
-                     k->panel_rows);
+        for (int row = 0; row < p->n; row += panel_rows) {
+            const int next = row + panel_rows;
+            struct fetch fetch = next < p->n
+                                     ? fetch_of(c, p, next, panel_rows, col, step, n_tiles)
+                                     : fetch_of(c, p, 0, panel_rows, col + step, step, n_tiles);
+            bytes_panel(c, x, p, row, col, n_cols, &fetch);
         }
     }
 }
@@ -315,7 +334,7 @@ static void floats_rows(const struct sl_linear_call *c, const struct sl_linear_p
         }
         struct fetch fetch = {0};
         if (bfloats) { /* the others are bound by arithmetic alone */
-            fetch = fetch_next(c, p, col, range, n_tiles * FLOAT_PANELS);
+            fetch = fetch_of(c, p, 0, p->n, col + range, range, n_tiles * FLOAT_PANELS);
         }
         for (int t = p->token; t < p->end_token; t += most) {
             const int n = min_int(most, p->end_token - t);
@@ -362,12 +381,7 @@ static void multiply(const struct sl_linear_call *c, const struct sl_linear_pack
     if (kind == SL_LINEAR_FLOATS || kind == SL_LINEAR_BFLOATS) {
         floats_rows(c, x, p, kind == SL_LINEAR_BFLOATS);
     } else {
-        struct piece some = *p;
-        for (int r = 0; r < p->n; r += k->panel_rows) {
-            some.first = p->first + r;
-            some.n = min_int(k->panel_rows, p->n - r);
-            bytes_rows(c, x, &some);
-        }
+        bytes_rows(c, x, p);
     }
     if (k->close != NULL) {
         k->close();

@@ -57,6 +57,24 @@ static void close_tiles(void)
     tile_release();
 }
 
+INLINE void clear_sums(void)
+{
+    tile_zero(0);
+    tile_zero(1);
+    tile_zero(2);
+    tile_zero(3);
+}
+
+/* All of them before any is used: vectors that are loaded soon after a tile was stored there wait
+ * until the store has left the processor. */
+INLINE void store_sums(float sums[N_SUMS][TILE_ROWS * 16])
+{
+    tile_store(0, sums[0], 64);
+    tile_store(1, sums[1], 64);
+    tile_store(2, sums[2], 64);
+    tile_store(3, sums[3], 64);
+}
+
 /* ---- Splitting. Pair i of the result is number i of a and number i of b. ---- */
 
 INLINE vi bits(vf a)
@@ -184,14 +202,11 @@ INLINE void store_scores(const float *sums, int n_rows, bool narrow, int n_keys,
 static void scores_few_rows(const char *q, int n_rows, struct split_rows keys, int n_keys,
                             int head_dim, float *s)
 {
-    _Alignas(64) float sums[TILE_ROWS * 16];
+    _Alignas(64) float sums[N_SUMS][TILE_ROWS * 16];
     const bool narrow = n_rows <= NARROW_ROWS;
     const size_t stride = 2 * (size_t)head_dim;
     const int n_tiles = (n_keys + TILE_ROWS - 1) / TILE_ROWS;
-    tile_zero(0);
-    tile_zero(1);
-    tile_zero(2);
-    tile_zero(3);
+    clear_sums();
     for (int i = 0; i < head_dim; i += 32) {
         tile_load(6, q, 64);
         tile_load(7, q + TILE_BYTES, 64);
@@ -223,11 +238,9 @@ static void scores_few_rows(const char *q, int n_rows, struct split_rows keys, i
         }
         q += TILE_BYTES;
     }
+    store_sums(sums);
     for (int j = 0; j < n_tiles; j++) {
-#define STORE(j) tile_store(j, sums, 64)
-        ON_SUMS(j, STORE)
-#undef STORE
-        store_scores(sums, n_rows, narrow, n_keys - j * TILE_ROWS, s + j * TILE_ROWS);
+        store_scores(sums[j], n_rows, narrow, n_keys - j * TILE_ROWS, s + j * TILE_ROWS);
     }
 }
 
@@ -235,13 +248,10 @@ static void scores_few_rows(const char *q, int n_rows, struct split_rows keys, i
 static void scores_many_rows(const char *q, int n_rows, const uint16_t *high, const uint16_t *low,
                              int n_keys, int head_dim, float *s)
 {
-    _Alignas(64) float sums[TILE_ROWS * 16];
+    _Alignas(64) float sums[N_SUMS][TILE_ROWS * 16];
     const size_t stride = 2 * (size_t)head_dim;
     const int n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS;
-    tile_zero(0);
-    tile_zero(1);
-    tile_zero(2);
-    tile_zero(3);
+    clear_sums();
     for (int i = 0; i < head_dim; i += 32) {
         tile_load(4, high + i, stride);
         tile_load(5, low + i, stride);
@@ -260,11 +270,9 @@ static void scores_many_rows(const char *q, int n_rows, const uint16_t *high, co
             q += 3 * TILE_BYTES;
         }
     }
+    store_sums(sums);
     for (int j = 0; j < n_tiles; j++) {
-#define STORE(j) tile_store(j, sums, 64)
-        ON_SUMS(j, STORE)
-#undef STORE
-        store_scores(sums, n_rows - j * TILE_ROWS, false, n_keys, s + j * TILE_ROWS * BLOCK);
+        store_scores(sums[j], n_rows - j * TILE_ROWS, false, n_keys, s + j * TILE_ROWS * BLOCK);
     }
 }
 
@@ -340,13 +348,10 @@ INLINE void add_values(const float *sums, int n_rows, bool narrow, const float *
 static void values_few_rows(const char *p, int n_rows, const struct split_rows *values, int n_steps,
                             int n_tiles, const float *factor, int head_dim, float *o)
 {
-    _Alignas(64) float sums[TILE_ROWS * 16];
+    _Alignas(64) float sums[N_SUMS][TILE_ROWS * 16];
     const bool narrow = n_rows <= NARROW_ROWS;
     const size_t stride = 4 * (size_t)head_dim;
-    tile_zero(0);
-    tile_zero(1);
-    tile_zero(2);
-    tile_zero(3);
+    clear_sums();
     for (int step = 0; step < n_steps; step++) {
         tile_load(4, p, 64);
         tile_load(5, p + (narrow ? 0 : TILE_BYTES), 64);
@@ -369,11 +374,9 @@ static void values_few_rows(const char *p, int n_rows, const struct split_rows *
 #undef MULTIPLY
         }
     }
+    store_sums(sums);
     for (int j = 0; j < n_tiles; j++) {
-#define STORE(j) tile_store(j, sums, 64)
-        ON_SUMS(j, STORE)
-#undef STORE
-        add_values(sums, n_rows, narrow, factor, head_dim, o + 16 * j);
+        add_values(sums[j], n_rows, narrow, factor, head_dim, o + 16 * j);
     }
 }
 
@@ -381,13 +384,10 @@ static void values_few_rows(const char *p, int n_rows, const struct split_rows *
 static void values_many_rows(const char *p, int n_rows, const struct split_rows *values,
                              int n_steps, const float *factor, int head_dim, float *o)
 {
-    _Alignas(64) float sums[TILE_ROWS * 16];
+    _Alignas(64) float sums[N_SUMS][TILE_ROWS * 16];
     const size_t stride = 4 * (size_t)head_dim;
     const int n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS;
-    tile_zero(0);
-    tile_zero(1);
-    tile_zero(2);
-    tile_zero(3);
+    clear_sums();
     for (int step = 0; step < n_steps; step++) {
         tile_load(6, values->high + 32 * step * head_dim, stride);
         tile_load(7, values->low + 32 * step * head_dim, stride);
@@ -404,11 +404,9 @@ static void values_many_rows(const char *p, int n_rows, const struct split_rows 
 #undef MULTIPLY
         }
     }
+    store_sums(sums);
     for (int j = 0; j < n_tiles; j++) {
-#define STORE(j) tile_store(j, sums, 64)
-        ON_SUMS(j, STORE)
-#undef STORE
-        add_values(sums, n_rows - j * TILE_ROWS, false, factor + j * TILE_ROWS, head_dim,
+        add_values(sums[j], n_rows - j * TILE_ROWS, false, factor + j * TILE_ROWS, head_dim,
                    o + j * TILE_ROWS * head_dim);
     }
 }

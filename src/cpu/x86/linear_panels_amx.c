@@ -40,6 +40,15 @@ static void close_panels(void)
     tile_release();
 }
 
+/* y of some tokens is as many pages: known soon, it costs nothing. */
+INLINE void fetch_sums(const float *y, int n_tokens, int64_t stride)
+{
+    for (int t = 0; t < n_tokens; t++) {
+        prefetch(y + t * stride);
+        prefetch(y + t * stride + 16);
+    }
+}
+
 /* ---- Bytes ---- */
 
 /* Make levels signed. */
@@ -184,6 +193,7 @@ INLINE void bytes_tile(const struct sl_linear_panel *panel, const struct sl_line
                        const bool group16)
 {
     const int n_groups = n_cols / (group16 ? 16 : 32);
+    fetch_sums(y + TILE_TOKENS * stride, TILE_TOKENS, stride); /* of the next tile */
     for (int row = 0; row < PANEL_ROWS; row += 16) {
         if (n_tokens == TILE_TOKENS) { /* all sums in registers */
             half_panel(panel, x, row, TILE_TOKENS, n_groups, y, stride, with_m, group16);
@@ -235,6 +245,7 @@ static void bfloats_sums(const uint8_t *panel, const uint16_t *x, int n_tokens, 
     _Alignas(64) uint16_t rows[2 * TILE_ROWS * 32] = {0};
     const size_t row_bytes = (size_t)stride * sizeof(float);
     float *second = y + TILE_ROWS * stride;
+    fetch_sums(y + PANEL_ROWS, 2 * TILE_ROWS, stride); /* of the next panel */
     tile_load(0, y, row_bytes);
     tile_load(1, y + 16, row_bytes);
     tile_load(2, second, row_bytes);
