@@ -5,8 +5,8 @@
  *
  * Register blocks: tiles hold BLOCK x 2 vectors of sums, which covers the latency of the
  * multiply-adds; direct kernels hold ROWS x 4 keys, which reads a packed key once for ROWS query
- * heads and turns four sums into numbers together. Scores of many heads hold WIDE x 2 keys, which
- * halves the conversions of keys; values would gain nothing, as their sums are in memory.
+ * heads and turns four sums into numbers together. Many heads hold WIDE x 2 keys, which halves the
+ * conversions of keys, and WIDE x 2 vectors of values.
  */
 #include "cpu/kernels.h"
 #include "cpu/vec.h"
@@ -136,30 +136,40 @@ INLINE void quad_scores(const struct quad *quad, const float *q, int n_rows, int
     }
 }
 
+/* Fetch what is read after this block, as many bytes as are read of it now. Blocks lie apart in
+ * memory, and the processor's own prefetching starts anew at each. */
+INLINE void fetch(const void *next, size_t at, size_t bytes)
+{
+    for (size_t i = 0; next != NULL && i < bytes; i += 64) {
+        __builtin_prefetch((const char *)next + at + i);
+    }
+}
+
 #if WIDE > 0
 /* Keys k and k + 1 of the quad for WIDE rows. */
 INLINE void wide_scores(const struct quad *quad, int k, const float *q, int head_dim, bool half,
                         int n_keys, float *s)
 {
-    vf sum[WIDE][2];
-    for (int r = 0; r < WIDE; r++) {
-        sum[r][0] = sum[r][1] = vset1(0.0f);
+    vf sum[2 * WIDE]; /* row after row */
+    for (int r = 0; r < 2 * WIDE; r++) {
+        sum[r] = vset1(0.0f);
     }
     for (int i = 0; i < head_dim; i += VN) {
         const vf key0 = quad_load(quad, k, i, half);
         const vf key1 = quad_load(quad, k + 1, i, half);
         for (int r = 0; r < WIDE; r++) {
             const vf query = vload(q + r * head_dim + i);
-            sum[r][0] = vfma(query, key0, sum[r][0]);
-            sum[r][1] = vfma(query, key1, sum[r][1]);
+            sum[2 * r] = vfma(query, key0, sum[2 * r]);
+            sum[2 * r + 1] = vfma(query, key1, sum[2 * r + 1]);
         }
     }
-    for (int r = 0; r < WIDE; r += 2) {
-        float out[4];
-        vhsum4(sum[r][0], sum[r][1], sum[r + 1][0], sum[r + 1][1], out);
-        for (int j = 0; j < 2 && k + j < n_keys; j++) {
-            s[r * SL_KV_BLOCK + k + j] = out[j];
-            s[(r + 1) * SL_KV_BLOCK + k + j] = out[2 + j];
+    float out[2 * WIDE];
+    vstore(out, vhsum16(sum));
+    for (int r = 0; r < WIDE; r++) {
+        if (k + 1 < n_keys) {
+            memcpy(s + r * SL_KV_BLOCK + k, out + 2 * r, 2 * sizeof(float));
+        } else {
+            s[r * SL_KV_BLOCK + k] = out[2 * r];
         }
     }
 }
@@ -181,6 +191,34 @@ static int scores_of_wide(const struct quad *quad, const float *q, int n_rows, i
     }
     return r;
 }
+
+/* Values of all keys for WIDE rows, a few columns at a time: their sums stay in registers, and no
+ * value is turned into floats twice. */
+static void values_of_wide(const float *p, const uint16_t *values, int n_keys, int head_dim,
+                           float *o, const uint16_t *next)
+{
+    for (int i = 0; i < head_dim; i += 2 * VN) {
+        vf sum[WIDE][2];
+        for (int r = 0; r < WIDE; r++) {
+            sum[r][0] = vload(o + r * head_dim + i);
+            sum[r][1] = vload(o + r * head_dim + i + VN);
+        }
+        for (int k = 0; k < n_keys; k++) {
+            fetch(next, 2 * (size_t)(k * head_dim + i), 1);
+            const vf value0 = vload_f16(values + k * head_dim + i);
+            const vf value1 = vload_f16(values + k * head_dim + i + VN);
+            for (int r = 0; r < WIDE; r++) {
+                const vf weight = vset1(p[r * SL_KV_BLOCK + k]);
+                sum[r][0] = vfma(weight, value0, sum[r][0]);
+                sum[r][1] = vfma(weight, value1, sum[r][1]);
+            }
+        }
+        for (int r = 0; r < WIDE; r++) {
+            vstore(o + r * head_dim + i, sum[r][0]);
+            vstore(o + r * head_dim + i + VN, sum[r][1]);
+        }
+    }
+}
 #endif
 
 /* Compile the block for every number of rows and both kinds of quad: sums stay in registers. */
@@ -199,15 +237,6 @@ static int scores_of_wide(const struct quad *quad, const float *q, int n_rows, i
         call(ROWS);                                                                                \
         break;                                                                                     \
     }
-
-/* Fetch what is read after this block, as many bytes as are read of it now. Blocks lie apart in
- * memory, and the processor's own prefetching starts anew at each. */
-INLINE void fetch(const void *next, size_t at, size_t bytes)
-{
-    for (size_t i = 0; next != NULL && i < bytes; i += 64) {
-        __builtin_prefetch((const char *)next + at + i);
-    }
-}
 
 static void scores_direct(enum sl_type type, const float *q, int n_rows, const void *keys,
                           int n_keys, int head_dim, float *s, const void *next)
@@ -270,12 +299,19 @@ static void values_direct(enum sl_type type, const float *p, int n_rows, const v
 {
     float buffer[KEYS * MAX_HEAD_DIM] __attribute__((aligned(64)));
     const size_t row_bytes = packed_bytes(type, head_dim);
-    for (int k = 0; k < n_keys; k += KEYS) {
+    int first = 0; /* row */
+#if WIDE > 0
+    for (; type == SL_TYPE_F16 && first + WIDE <= n_rows; first += WIDE) {
+        values_of_wide(p + first * SL_KV_BLOCK, values, n_keys, head_dim, o + first * head_dim,
+                       first + WIDE == n_rows ? next : NULL);
+    }
+#endif
+    for (int k = 0; first < n_rows && k < n_keys; k += KEYS) {
         const int n = n_keys - k < KEYS ? n_keys - k : KEYS;
         struct quad quad;
         quad_open(&quad, type, (const char *)values + row_bytes * (size_t)k, n, head_dim, buffer);
         fetch(next, row_bytes * (size_t)k, row_bytes * (size_t)n);
-        for (int r = 0; r < n_rows; r += ROWS) {
+        for (int r = first; r < n_rows; r += ROWS) {
             const int rows = n_rows - r < ROWS ? n_rows - r : ROWS;
             const float *pr = p + r * SL_KV_BLOCK + k;
             float * or = o + r * head_dim;
