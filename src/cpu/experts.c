@@ -101,7 +101,7 @@ static void multiply_rows(const struct sl_experts_work *w, const struct block *b
     }
 }
 
-/* All positions of a group by panels: out[t * b->n + r]. */
+/* All positions of a group by panels: out[t * SL_EXPERTS_ROWS + r]. */
 static void multiply_panels(const struct sl_experts_work *w, const struct block *b,
                             const struct sl_experts_input *in, const struct sl_experts_group *g,
                             float *out)
@@ -204,8 +204,10 @@ static void gate_up_large(const struct sl_experts_work *w, const struct sl_exper
     multiply_panels(w, &gate, w->x_gate, g, sums);
     multiply_panels(w, &up, w->x_up, g, up_sums);
     for (int32_t t = 0; t < g->n; t++) {
-        activate(w, &gate, &up, sums + t * n, up_sums + t * n, pair_weight(w, g->first + t));
-        put_h(w, g->first + t, &gate, sums + t * n);
+        float *values = sums + t * SL_EXPERTS_ROWS;
+        activate(w, &gate, &up, values, up_sums + t * SL_EXPERTS_ROWS,
+                 pair_weight(w, g->first + t));
+        put_h(w, g->first + t, &gate, values);
     }
 }
 
@@ -268,7 +270,7 @@ static void down(const struct sl_experts_work *w, int64_t row, int64_t end)
             .m = &w->op->down, .expert = g->expert, .row = row, .n = (int)(end - row)};
         multiply_panels(w, &block, &w->h_in, g, w->sums);
         for (int32_t t = 0; t < g->n; t++) {
-            add_to_y(w, g->first + t, &block, w->sums + t * block.n);
+            add_to_y(w, g->first + t, &block, w->sums + t * SL_EXPERTS_ROWS);
         }
     }
 }

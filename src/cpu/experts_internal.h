@@ -10,7 +10,7 @@
 #include "cpu/team.h"
 
 /* Rows of a task when tasks are handed out: whole panels of every level. */
-#define SL_EXPERTS_ROWS 32
+#define SL_EXPERTS_ROWS SL_LINEAR_MAX_PANEL_ROWS
 /* Most pairs of a group; an expert with more has several groups. */
 #define SL_EXPERTS_GROUP 1024
 

@@ -85,6 +85,7 @@ enum sl_linear_panel_kind {
 /* Not a power of two, or the rows of a tile would share their cache sets. */
 #define SL_LINEAR_FLOATS_STRIDE (SL_LINEAR_FLOATS_STEPS + 16)
 #define SL_LINEAR_MAX_TILE_TOKENS 32
+#define SL_LINEAR_SUMS (64 << 10) /* sums that a thread has memory for, behind the panels */
 
 /* How the activations' sums enter: nothing else depends on the type once a panel is made. */
 struct sl_linear_correction {
@@ -220,7 +221,9 @@ int sl_linear_packed_tile(const struct sl_linear_call *c, const struct sl_linear
 void sl_linear_packed_fill(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                            const float *src, int64_t stride, int token, int n_tokens, int64_t col,
                            int64_t n_cols);
-/* Part 0, all rows and tokens, by this thread alone. Uses SL_LINEAR_PANELS_BYTES of c->own. */
+/* Part 0, at most SL_LINEAR_MAX_PANEL_ROWS rows and all tokens, by this thread alone. y is written
+ * as [tokens][SL_LINEAR_MAX_PANEL_ROWS]; there is no bias. Uses SL_LINEAR_PANELS_BYTES of c->own.
+ */
 #define SL_LINEAR_PANELS_BYTES ((size_t)96 << 10)
 void sl_linear_run_packed(const struct sl_linear_call *c, const struct sl_linear_packed *x);
 

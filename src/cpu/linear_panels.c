@@ -29,7 +29,10 @@ union panels {
         float tile[SL_LINEAR_FLOATS_TOKENS * SL_LINEAR_FLOATS_STRIDE];
     } floats;
 };
-_Static_assert(sizeof(union panels) <= SL_LINEAR_PANELS_BYTES, "thread scratch");
+_Static_assert(sizeof(union panels) <= SL_LINEAR_PANELS_BYTES &&
+                   SL_LINEAR_PANELS_BYTES + sizeof(float) * SL_LINEAR_SUMS <=
+                       SL_CPU_THREAD_SCRATCH_BYTES,
+               "thread scratch");
 
 /* A piece of work: some rows of a part (and of its partner, when gated) times some tokens. */
 struct piece {
@@ -37,6 +40,10 @@ struct piece {
     int n; /* rows */
     int64_t first;
     int token, end_token; /* `token` is the first of a tile */
+    /* Sums, [tokens][stride], where stride is whole panels: in memory of their own, because the
+     * rows of y mostly lie a power of two apart, which only a few places of a cache can hold. */
+    float *sums;
+    int stride;
 };
 
 static int min_int(int a, int b)
@@ -211,30 +218,6 @@ static const char *weights_at(const struct sl_linear_call *c, const struct piece
            sl_type_row_bytes(w->type, col);
 }
 
-/* Run a tile kernel with whole panel rows on rows that are fewer. */
-static void ragged_tile(sl_linear_tile_fn *tile, const void *panel, const void *x, int n_tokens,
-                        int n_steps, float *y, int64_t stride, int n_rows)
-{
-    _Alignas(64) float sums[SL_LINEAR_MAX_TILE_TOKENS][SL_LINEAR_MAX_PANEL_ROWS] = {{0}};
-    for (int t = 0; t < n_tokens; t++) {
-        memcpy(sums[t], y + t * stride, (size_t)n_rows * sizeof(float));
-    }
-    tile(panel, x, n_tokens, n_steps, sums[0], SL_LINEAR_MAX_PANEL_ROWS);
-    for (int t = 0; t < n_tokens; t++) {
-        memcpy(y + t * stride, sums[t], (size_t)n_rows * sizeof(float));
-    }
-}
-
-static void run_tile(sl_linear_tile_fn *tile, const void *panel, const void *x, int n_tokens,
-                     int n_steps, float *y, int64_t stride, int n_rows, int panel_rows)
-{
-    if (n_rows < panel_rows) {
-        ragged_tile(tile, panel, x, n_tokens, n_steps, y, stride, n_rows);
-    } else {
-        tile(panel, x, n_tokens, n_steps, y, stride);
-    }
-}
-
 /* Columns of the panels of a row: as equal as whole super-blocks (or 128 words) allow. */
 static int panel_cols(int64_t n_cols, bool words)
 {
@@ -265,6 +248,11 @@ static struct fetch fetch_of(const struct sl_linear_call *c, const struct piece 
     return f;
 }
 
+static float *sums_at(const struct piece *p, int token, int row)
+{
+    return p->sums + (size_t)(token - p->token) * (size_t)p->stride + row;
+}
+
 /* A panel with all tiles of tokens. */
 static void bytes_panel(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                         const struct piece *p, int row, int64_t col, int n_cols,
@@ -278,15 +266,13 @@ static void bytes_panel(const struct sl_linear_call *c, const struct sl_linear_p
     const int correction = x->words ? 0 : find_correction(x, type->correction);
     const int most = k->tile_tokens[type->kind];
     const int n_rows = min_int(k->panel_rows, p->n - row);
-    float *y = c->op->part[p->part].y + p->first + row;
     type->build((const uint8_t *)weights_at(c, p, col) + (size_t)row * row_bytes, row_bytes, n_rows,
                 n_cols, panel);
     for (int t = p->token; t < p->end_token; t += most) {
         const int n = min_int(most, p->end_token - t);
         const struct sl_linear_tile tile = tile_at(x, correction, t, n, col);
         fetch_some(fetch);
-        run_tile(type->tile, panel, &tile, n, n_cols, y + t * w->n_rows, w->n_rows, n_rows,
-                 k->panel_rows);
+        type->tile(panel, &tile, n, n_cols, sums_at(p, t, row), p->stride);
     }
 }
 
@@ -322,7 +308,7 @@ static void floats_rows(const struct sl_linear_call *c, const struct sl_linear_p
     const int range = SL_LINEAR_FLOATS_STEPS * (bfloats ? 2 : 1);
     const int most = kernels->tile_tokens[bfloats ? SL_LINEAR_BFLOATS : SL_LINEAR_FLOATS];
     const int n_tiles = (p->end_token - p->token + most - 1) / most;
-    float *y = c->op->part[p->part].y + p->first;
+    sl_linear_tile_fn *const multiply = bfloats ? kernels->tile_bfloats : kernels->tile_floats;
     for (int64_t col = 0; col < x->n_cols; col += range) {
         const int n_cols = (int)(x->n_cols - col < range ? x->n_cols - col : range);
         const int n_steps = bfloats ? n_cols / 2 : n_cols;
@@ -345,36 +331,18 @@ static void floats_rows(const struct sl_linear_call *c, const struct sl_linear_p
             }
             for (int r = 0, i = 0; r < p->n; r += kernels->panel_rows, i++) {
                 fetch_some(&fetch);
-                run_tile(bfloats ? kernels->tile_bfloats : kernels->tile_floats,
-                         own->floats.panel[i], tile, n, n_steps, y + t * w->n_rows + r, w->n_rows,
-                         min_int(kernels->panel_rows, p->n - r), kernels->panel_rows);
+                multiply(own->floats.panel[i], tile, n, n_steps, sums_at(p, t, r), p->stride);
             }
         }
     }
 }
 
-/* The start value of the sums. */
-static void start_piece(const struct sl_linear_call *c, const struct piece *p)
-{
-    const int64_t stride = c->op->part[p->part].w.n_rows;
-    const float *bias = c->op->part[p->part].bias;
-    for (int t = p->token; t < p->end_token; t++) {
-        float *y = c->op->part[p->part].y + t * stride + p->first;
-        if (!c->op->accumulate) {
-            memset(y, 0, (size_t)p->n * sizeof(float));
-        }
-        for (int r = 0; bias != NULL && r < p->n; r++) {
-            y[r] += bias[p->first + r];
-        }
-    }
-}
-
+/* A piece whose sums have their start values. */
 static void multiply(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                      const struct piece *p)
 {
     const struct sl_linear_panel_kernels *k = c->kernels->panels;
     const enum sl_linear_panel_kind kind = panel_kind(c, p->part);
-    start_piece(c, p);
     if (k->open != NULL) {
         k->open(kind, panel_type(c, p->part)->correction.group16);
     }
@@ -388,15 +356,70 @@ static void multiply(const struct sl_linear_call *c, const struct sl_linear_pack
     }
 }
 
+static void start_sums(const struct sl_linear_call *c, const struct piece *p)
+{
+    const int64_t stride = c->op->part[p->part].w.n_rows;
+    const float *bias = c->op->part[p->part].bias;
+    for (int t = p->token; t < p->end_token; t++) {
+        float *sums = sums_at(p, t, 0);
+        memset(sums, 0, (size_t)p->stride * sizeof(float));
+        if (c->op->accumulate) {
+            memcpy(sums, c->op->part[p->part].y + t * stride + p->first,
+                   (size_t)p->n * sizeof(float));
+        }
+        for (int r = 0; bias != NULL && r < p->n; r++) {
+            sums[r] += bias[p->first + r];
+        }
+    }
+}
+
+static void store_sums(const struct sl_linear_call *c, const struct piece *p)
+{
+    const int64_t stride = c->op->part[p->part].w.n_rows;
+    for (int t = p->token; t < p->end_token; t++) {
+        memcpy(c->op->part[p->part].y + t * stride + p->first, sums_at(p, t, 0),
+               (size_t)p->n * sizeof(float));
+    }
+}
+
+/* In parts that the memory for sums holds: fewer rows rather than fewer tokens, for which rows
+ * would be unpacked again, but not with fewer than two panels, which share their tokens. */
+static void run_part(const struct sl_linear_call *c, const struct sl_linear_packed *x,
+                     const struct piece *p)
+{
+    const int panel_rows = c->kernels->panels->panel_rows;
+    const int tile = c->kernels->panels->tile_tokens[panel_kind(c, p->part)];
+    const int n_tokens = p->end_token - p->token;
+    int stride = (p->n + panel_rows - 1) / panel_rows * panel_rows;
+    while (stride > 2 * panel_rows && stride * n_tokens > SL_LINEAR_SUMS) {
+        stride -= panel_rows;
+    }
+    const int tokens = SL_LINEAR_SUMS / stride / tile * tile;
+    struct piece some = *p;
+    some.sums = (float *)(void *)(c->own + SL_LINEAR_PANELS_BYTES);
+    some.stride = stride;
+    for (int r = 0; r < p->n; r += stride) {
+        some.first = p->first + r;
+        some.n = min_int(stride, p->n - r);
+        for (int t = p->token; t < p->end_token; t += tokens) {
+            some.token = t;
+            some.end_token = min_int(t + tokens, p->end_token);
+            start_sums(c, &some);
+            multiply(c, x, &some);
+            store_sums(c, &some);
+        }
+    }
+}
+
 static void run_piece(const struct sl_linear_call *c, const struct sl_linear_packed *x,
                       struct piece p)
 {
-    multiply(c, x, &p);
+    run_part(c, x, &p);
     if (c->op->activation == SL_ACT_NONE) {
         return;
     }
     p.part = 1;
-    multiply(c, x, &p);
+    run_part(c, x, &p);
     const int64_t stride = c->op->part[0].w.n_rows;
     for (int t = p.token; t < p.end_token; t++) {
         float *gate = c->op->part[0].y + t * stride + p.first;
@@ -519,12 +542,10 @@ void sl_linear_run_panels(const struct sl_linear_call *c)
 
 void sl_linear_run_packed(const struct sl_linear_call *c, const struct sl_linear_packed *x)
 {
-    const int64_t n_rows = c->op->part[0].w.n_rows;
-    const int most = FLOAT_PANELS * c->kernels->panels->panel_rows;
-    for (int64_t row = 0; row < n_rows; row += most) {
-        const struct piece p = {.n = n_rows - row < most ? (int)(n_rows - row) : most,
-                                .first = row,
-                                .end_token = c->n_tokens};
-        multiply(c, x, &p);
-    }
+    const struct piece p = {.n = (int)c->op->part[0].w.n_rows,
+                            .end_token = c->n_tokens,
+                            .sums = c->op->part[0].y,
+                            .stride = SL_LINEAR_MAX_PANEL_ROWS};
+    memset(p.sums, 0, (size_t)(p.end_token * p.stride) * sizeof(float));
+    multiply(c, x, &p);
 }

@@ -40,7 +40,6 @@ static void close_panels(void)
     tile_release();
 }
 
-/* y of some tokens is as many pages: known soon, it costs nothing. */
 INLINE void fetch_sums(const float *y, int n_tokens, int64_t stride)
 {
     for (int t = 0; t < n_tokens; t++) {
@@ -79,9 +78,9 @@ BUILD_SIGNED(iq4_xs, BIAS_S8)
 /* Products between the start of one and the scaling of its sums. Vectors that are loaded soon after
  * a tile was stored there wait until the store has left the processor. */
 #ifndef SCALE_LAG
-#define SCALE_LAG 3
+#define SCALE_LAG 6
 #endif
-#define N_STORED 4
+#define N_STORED 8
 
 /* What one product needs: the columns of one scale. */
 struct product {
