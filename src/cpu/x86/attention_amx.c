@@ -385,7 +385,7 @@ static void values(const float *p, int n_rows, const void *packed, int n_keys, i
 }
 
 const struct sl_cpu_attention_matrix_kernels sl_cpu_attention_matrix_amx = {
-    .min_rows = 5,
+    .min_rows = NARROW_ROWS + 1,
     .open = open_tiles,
     .close = close_tiles,
     .pack_queries = pack_queries,
