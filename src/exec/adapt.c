@@ -238,7 +238,7 @@ static void end_trial(struct sl_context *ctx, int32_t t, double ns)
 {
     struct sl_adapt_tier *const a = &ctx->adapt.tiers[t];
     const bool won = ns < CLEARLY * a->best_ns;
-    sl_log(SL_LOG_INFO, "passes of %d tokens: %.3g ms by another plan, %.3g ms before: %s",
+    sl_log(SL_LOG_DEBUG, "passes of %d tokens: %.3g ms by another plan, %.3g ms before: %s",
            ctx->plan->tiers[t].n_tokens, ns * 1e-6, a->best_ns * 1e-6,
            won ? "it stays" : "back again");
     struct sl_tier_plan *const loser = &a->tried[a->n_tried++];
