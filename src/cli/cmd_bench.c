@@ -21,7 +21,7 @@
 
 #define MAX_VALUES 32
 #define MAX_REPEATS 100
-#define MOST_SETTLING 96 /* tokens */
+#define MOST_SETTLING_NS UINT64_C(3000000000)
 
 /* Numbers of a list option. */
 struct values {
@@ -154,16 +154,17 @@ static double limit_ns(const struct sl_plan *plan, enum metric metric, int32_t n
     return ns;
 }
 
-/* Generate until no other plan is being tried: what is measured is what a long answer gets. */
+/* Generate until no other plan is being tried, but not for long: what is measured is what a long
+ * answer gets. */
 static enum sluice_status settle(struct bench *b, int32_t n, int32_t depth,
                                  struct sluice_error *err)
 {
+    const uint64_t end = sl_clock_now_ns() + MOST_SETTLING_NS;
     uint64_t ns = 0;
-    for (int32_t done = 0; done < MOST_SETTLING && !sl_context_is_settled(b->e.ctx, b->n_seqs);) {
-        const int32_t some = n < 8 ? n : 8;
-        SL_TRY(time_once(b, METRIC_DECODE, some, depth, &ns, err));
-        done += some;
+    while (!sl_context_is_settled(b->e.ctx, b->n_seqs) && sl_clock_now_ns() < end) {
+        SL_TRY(time_once(b, METRIC_DECODE, n < 8 ? n : 8, depth, &ns, err));
     }
+    sl_context_settle(b->e.ctx);
     return SLUICE_STATUS_OK;
 }
 

@@ -265,6 +265,22 @@ static void contest(struct sl_context *ctx, int32_t t, double ns, int32_t depth)
     }
 }
 
+void sl_adapt_settle(struct sl_context *ctx)
+{
+    for (int32_t t = 0; t < ctx->plan->n_tiers; t++) {
+        struct sl_adapt_tier *const a = &ctx->adapt.tiers[t];
+        struct sl_tier_plan other = {0};
+        if (a->trying && exchange(ctx, t, &a->best, &other)) {
+            a->trying = false;
+        }
+        sl_tier_plan_finish(&other);
+        if (!a->trying) {
+            a->settled = true;
+            forget_tried(a);
+        }
+    }
+}
+
 /* Passes that take another time than those that the contest was about: another contest. */
 static void watch(struct sl_adapt_tier *a, double ns)
 {

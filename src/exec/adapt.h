@@ -63,5 +63,7 @@ void sl_adapt_init(struct sl_context *ctx, const struct sl_profile *profile);
 void sl_adapt_finish(struct sl_context *ctx);
 /* After a full pass of a tier, all streams idle. May change the tier's plan. */
 void sl_adapt_note(struct sl_context *ctx, int32_t tier, const struct sl_pass_times *times);
+/* Between passes: what is being tried is given up, the best plan so far stays. */
+void sl_adapt_settle(struct sl_context *ctx);
 
 #endif

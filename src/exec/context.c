@@ -426,6 +426,11 @@ bool sl_context_is_settled(const struct sl_context *ctx, int32_t n)
     return !ctx->adapt.on || ctx->adapt.tiers[sl_plan_tier(ctx->plan, n)].settled;
 }
 
+void sl_context_settle(struct sl_context *ctx)
+{
+    sl_adapt_settle(ctx);
+}
+
 const struct sl_profile *sl_context_profile(const struct sl_context *ctx)
 {
     return &ctx->adapt.profile;

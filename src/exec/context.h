@@ -102,6 +102,8 @@ enum sluice_status sl_context_shift(struct sl_context *ctx, int32_t n_keep, int3
 /* Whether the plan of passes of n tokens is the last word: nothing else is being tried. And the
  * profile as passes have corrected it. */
 bool sl_context_is_settled(const struct sl_context *ctx, int32_t n);
+/* Try no longer: the best plans so far stay, until passes change. */
+void sl_context_settle(struct sl_context *ctx);
 const struct sl_profile *sl_context_profile(const struct sl_context *ctx);
 
 /* Uses of experts, earlier runs counted in; the older the less they count. False where nobody

@@ -295,6 +295,36 @@ static void test_steady(void **state)
     end(&s);
 }
 
+/* Whenever it is told to, a contest ends with the best plan so far. */
+static void test_told(void **state)
+{
+    (void)state;
+    for (int n_passes = 0; n_passes < 80; n_passes += 3) {
+        struct sluice_error err;
+        struct set_up s;
+        struct sl_profile profile;
+        static uint64_t budget;
+        streaming_profile(&profile);
+        begin_in(&s, "llama", &profile, SL_STRATEGY_AUTO, 1, budget);
+        budget = s.ctx->plan->options.budget_bytes;
+        double best_ns = slow_cpu(s.ctx).pass_ns;
+        for (int i = 0; i < n_passes; i++) {
+            const struct sl_pass_times t = slow_cpu(s.ctx);
+            sl_adapt_note(s.ctx, 0, &t);
+            if (!s.ctx->adapt.tiers[0].trying) {
+                best_ns = slow_cpu(s.ctx).pass_ns;
+            }
+        }
+        sl_context_settle(s.ctx);
+        assert_true(s.ctx->adapt.tiers[0].settled);
+        assert_true(slow_cpu(s.ctx).pass_ns <= best_ns);
+        assert_ok(sl_plan_check(s.ctx->plan, s.model, &err), err);
+        const int32_t token = 7;
+        assert_ok(sl_context_eval(s.ctx, &token, 1, 1, NULL, &err), err);
+        end(&s);
+    }
+}
+
 /* A forced strategy is what was asked for. */
 static void test_forced(void **state)
 {
@@ -428,9 +458,9 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slow_link), cmocka_unit_test(test_slow_cpu),
-        cmocka_unit_test(test_steady),    cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_same_text), cmocka_unit_test(test_real_passes),
-        cmocka_unit_test(test_no_memory)};
+        cmocka_unit_test(test_slow_link),   cmocka_unit_test(test_slow_cpu),
+        cmocka_unit_test(test_steady),      cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_told),        cmocka_unit_test(test_same_text),
+        cmocka_unit_test(test_real_passes), cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
