@@ -711,7 +711,8 @@ static bool score_fed(struct sl_search *s, struct sl_candidate *c, const struct 
     if (!fill_resident(s, c, b->most_resident) || ffn_in_prefix(s, c) < s->n_layers) {
         return false;
     }
-    return (!c->head_on_device || head_in_prefix(s, c) || head_streamed) && score(s, c);
+    return (!c->head_on_device || head_in_prefix(s, c) || head_streamed) && score(s, c) &&
+           is_unlike(s, c);
 }
 
 /* How many experts of a layer come through the ring: the more, the longer the copies take and the
