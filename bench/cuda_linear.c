@@ -22,17 +22,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/median.h"
 #include "base/mem.h"
-#include "device/device.h"
-#include "op/op.h"
+#include "cuda_bench.h"
 
 #define POOL_ROWS 61                      /* different rows of a matrix; the others repeat them */
 #define ROTATE_BYTES (INT64_C(320) << 20) /* of matrices in turn: several times any L2 cache */
 #define LEAD_BYTES (INT64_C(3) << 30)     /* of the copy ahead: about two milliseconds */
 #define MAX_OPS 64                        /* timed launches of a run */
-#define N_RUNS 5
 #define N_SAMPLES 32
 
 static const enum sl_type types[] = {
@@ -41,8 +37,8 @@ static const enum sl_type types[] = {
     SL_TYPE_F32,  SL_TYPE_IQ4_NL, SL_TYPE_IQ4_XS, SL_TYPE_MXFP4,
 };
 static const int64_t shapes[][2] = {{4096, 4096}, {14336, 4096}, {4096, 14336}};
-static const int token_counts[] = {1,  2,  3,  4,  6,   8,   12,  16,   24,
-                                   32, 48, 64, 96, 128, 256, 512, 1024, 2048};
+static const int token_counts[] = {1,  2,  3,  4,  5,  6,   8,   12,  16,   17,
+                                   24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048};
 #define MAX_TOKENS 2048
 #define MAX_ROWS 14336
 #define MAX_COLS 14336
@@ -54,9 +50,7 @@ struct bench {
     double ceiling;
     bool gated, json;
 
-    struct sl_device *dev;
-    struct sl_stream *stream;
-    struct sl_event *from, *to;
+    struct cuda_bench c;
     float *x_host, *y_host;
     char *w_host;  /* one matrix */
     char *weights; /* device: matrices in turn; also both sides of the copy ahead */
@@ -73,16 +67,11 @@ struct result {
 
 /* ---- data ---- */
 
-static uint64_t random_state = UINT64_C(88172645463325252);
-
 static float random_normal(void)
 {
     float sum = 0.0f;
     for (int i = 0; i < 4; i++) {
-        random_state ^= random_state << 13;
-        random_state ^= random_state >> 7;
-        random_state ^= random_state << 17;
-        sum += (float)(random_state >> 40) * 0x1p-24f - 0.5f;
+        sum += (float)(cuda_bench_random() >> 40) * 0x1p-24f - 0.5f;
     }
     return sum * 1.7320508f;
 }
@@ -133,12 +122,12 @@ static void fill_op(struct sl_op *op, const struct bench *b, const char *w, enum
 static enum sluice_status check(struct bench *b, const struct sl_op *op, double *out,
                                 struct sluice_error *err)
 {
-    const struct sl_device_vtable *vt = b->dev->vt;
+    const struct sl_device_vtable *vt = b->c.dev->vt;
     const struct sl_matrix *w = &op->linear.part[0].w;
     const size_t y_bytes = (size_t)op->n_tokens * (size_t)w->n_rows * sizeof(float);
-    SL_TRY(vt->run(b->dev, b->stream, op, 1, b->scratch, err));
-    SL_TRY(vt->copy_to_host(b->dev, b->stream, b->y_host, b->y, y_bytes, err));
-    SL_TRY(vt->stream_sync(b->dev, b->stream, err));
+    SL_TRY(vt->run(b->c.dev, b->c.stream, op, 1, b->scratch, err));
+    SL_TRY(vt->copy_to_host(b->c.dev, b->c.stream, b->y_host, b->y, y_bytes, err));
+    SL_TRY(vt->stream_sync(b->c.dev, b->c.stream, err));
     float *row = sl_alloc(SL_MEM_DEVICE, (size_t)w->n_cols * sizeof *row);
     SL_CHECK(row != NULL, OUT_OF_MEMORY, err, "no memory for a row");
     double wrong = 0.0, all = 1e-30;
@@ -161,27 +150,6 @@ static enum sluice_status check(struct bench *b, const struct sl_op *op, double 
     }
     sl_free(row);
     *out = sqrt(wrong / all);
-    return SLUICE_STATUS_OK;
-}
-
-/* Median time of a list of launches, in microseconds for all of them. */
-static enum sluice_status time_ops(struct bench *b, const struct sl_op *ops, int n_ops, double *us,
-                                   struct sluice_error *err)
-{
-    const struct sl_device_vtable *vt = b->dev->vt;
-    double times[N_RUNS];
-    for (int i = 0; i < N_RUNS; i++) {
-        SL_TRY(vt->copy_on_device(b->dev, b->stream, b->weights + b->weights_bytes,
-                                  b->weights + b->weights_bytes + LEAD_BYTES, LEAD_BYTES, err));
-        SL_TRY(vt->event_record(b->dev, b->from, b->stream, err));
-        SL_TRY(vt->run(b->dev, b->stream, ops, n_ops, b->scratch, err));
-        SL_TRY(vt->event_record(b->dev, b->to, b->stream, err));
-        SL_TRY(vt->event_sync(b->dev, b->to, err));
-        uint64_t ns = 0;
-        SL_TRY(vt->event_elapsed(b->dev, b->from, b->to, &ns, err));
-        times[i] = (double)ns / 1e3;
-    }
-    *us = sl_median(times, N_RUNS);
     return SLUICE_STATUS_OK;
 }
 
@@ -224,7 +192,7 @@ static bool wants_tokens(const struct bench *b, int n_tokens)
 static enum sluice_status bench_shape(struct bench *b, enum sl_type type, int64_t rows,
                                       int64_t cols, struct sluice_error *err)
 {
-    const struct sl_device_vtable *vt = b->dev->vt;
+    const struct sl_device_vtable *vt = b->c.dev->vt;
     const size_t bytes = (size_t)rows * sl_type_row_bytes(type, cols);
     const size_t pitch = (bytes + 255) / 256 * 256;
     int n_matrices = (int)(ROTATE_BYTES / (int64_t)pitch) + 1;
@@ -235,10 +203,10 @@ static enum sluice_status bench_shape(struct bench *b, enum sl_type type, int64_
     SL_CHECK(make_matrix(b, type, rows, cols), INTERNAL, err, "cannot make a %s matrix",
              sl_type_name(type));
     for (int i = 0; i < n_matrices; i++) {
-        SL_TRY(vt->copy_to_device(b->dev, b->stream, b->weights + (size_t)i * pitch, b->w_host,
+        SL_TRY(vt->copy_to_device(b->c.dev, b->c.stream, b->weights + (size_t)i * pitch, b->w_host,
                                   bytes, err));
     }
-    SL_TRY(vt->stream_sync(b->dev, b->stream, err));
+    SL_TRY(vt->stream_sync(b->c.dev, b->c.stream, err));
     for (size_t i = 0; i < sizeof token_counts / sizeof token_counts[0]; i++) {
         const int n_tokens = token_counts[i];
         /* F32 is for small matrices of real models: no kernel for many tokens. */
@@ -254,8 +222,8 @@ static enum sluice_status bench_shape(struct bench *b, enum sl_type type, int64_
         }
         struct result r = {0};
         SL_TRY(check(b, &ops[n_ops - 1], &r.error, err));
-        SL_TRY(time_ops(b, ops, n_ops, &r.us, err));
-        r.us /= n_ops;
+        SL_TRY(cuda_bench_time(&b->c, ops, n_ops, b->scratch, b->weights + b->weights_bytes,
+                               2 * (size_t)LEAD_BYTES, &r.us, err));
         print_result(b, type, rows, cols, n_tokens, &r);
         const double bound =
             type == SL_TYPE_F16 || type == SL_TYPE_BF16 || type == SL_TYPE_F32 ? 1e-3 : 1.5e-2;
@@ -275,13 +243,7 @@ static enum sluice_status prepare(struct bench *b, struct sluice_error *err)
     const size_t x_bytes = (size_t)MAX_TOKENS * MAX_COLS * sizeof(float);
     const size_t y_bytes = (size_t)MAX_TOKENS * MAX_ROWS * sizeof(float);
     struct sl_op largest;
-    SL_TRY(sl_device_cuda_create(&b->dev, b->gpu, err));
-    const struct sl_device_vtable *vt = b->dev->vt;
-    struct sl_device_info info;
-    SL_TRY(vt->info(b->dev, &info, err));
-    SL_TRY(vt->stream_create(b->dev, &b->stream, err));
-    SL_TRY(vt->event_create(b->dev, true, &b->from, err));
-    SL_TRY(vt->event_create(b->dev, true, &b->to, err));
+    SL_TRY(cuda_bench_create(&b->c, b->gpu, err));
     fill_op(&largest, b, NULL, SL_TYPE_F32, MAX_ROWS, MAX_COLS, MAX_TOKENS);
     const size_t scratch_bytes = sl_op_scratch_bytes(&largest);
     b->weights_bytes = (size_t)ROTATE_BYTES * 2;
@@ -293,17 +255,16 @@ static enum sluice_status prepare(struct bench *b, struct sluice_error *err)
         b->x_host[i] = random_normal();
     }
     void *at = NULL;
-    SL_TRY(vt->mem_alloc(b->dev, b->weights_bytes + 2 * (size_t)LEAD_BYTES, &at, err));
+    SL_TRY(cuda_bench_alloc(&b->c, b->weights_bytes + 2 * (size_t)LEAD_BYTES, &at, err));
     b->weights = at;
-    SL_TRY(vt->mem_alloc(b->dev, x_bytes, &at, err));
+    SL_TRY(cuda_bench_alloc(&b->c, x_bytes, &at, err));
     b->x = at;
-    SL_TRY(vt->mem_alloc(b->dev, y_bytes, &at, err));
+    SL_TRY(cuda_bench_alloc(&b->c, y_bytes, &at, err));
     b->y = at;
-    SL_TRY(vt->mem_alloc(b->dev, scratch_bytes, &b->scratch, err));
-    SL_TRY(vt->copy_to_device(b->dev, b->stream, b->x, b->x_host, x_bytes, err));
-    SL_TRY(vt->stream_sync(b->dev, b->stream, err));
+    SL_TRY(cuda_bench_alloc(&b->c, scratch_bytes, &b->scratch, err));
+    SL_TRY(cuda_bench_upload(&b->c, b->x, b->x_host, x_bytes, err));
     if (!b->json) {
-        printf("%s, %d multiprocessors\n", info.name, info.n_multiprocessors);
+        printf("%s, %d multiprocessors\n", b->c.info.name, b->c.info.n_multiprocessors);
         printf("%-7s %15s %5s %10s %9s %9s %10s\n", "type", "matrix", "tok.", "us", "GB/s",
                "TFLOP/s", "error");
     }
@@ -313,16 +274,14 @@ static enum sluice_status prepare(struct bench *b, struct sluice_error *err)
 /* Copies within device memory, reads and writes counted. */
 static enum sluice_status bench_copy(struct bench *b, struct sluice_error *err)
 {
-    const struct sl_device_vtable *vt = b->dev->vt;
     double best = 0.0;
-    for (int i = 0; i < N_RUNS; i++) {
-        SL_TRY(vt->event_record(b->dev, b->from, b->stream, err));
-        SL_TRY(vt->copy_on_device(b->dev, b->stream, b->weights + b->weights_bytes,
-                                  b->weights + b->weights_bytes + LEAD_BYTES, LEAD_BYTES, err));
-        SL_TRY(vt->event_record(b->dev, b->to, b->stream, err));
-        SL_TRY(vt->event_sync(b->dev, b->to, err));
+    for (int i = 0; i < CUDA_BENCH_RUNS; i++) {
         uint64_t ns = 0;
-        SL_TRY(vt->event_elapsed(b->dev, b->from, b->to, &ns, err));
+        SL_TRY(cuda_bench_mark(&b->c, err));
+        SL_TRY(b->c.dev->vt->copy_on_device(b->c.dev, b->c.stream, b->weights + b->weights_bytes,
+                                            b->weights + b->weights_bytes + LEAD_BYTES, LEAD_BYTES,
+                                            err));
+        SL_TRY(cuda_bench_elapsed(&b->c, &ns, err));
         const double gb_s = 2.0 * (double)LEAD_BYTES / (double)ns;
         best = gb_s > best ? gb_s : best;
     }
@@ -356,25 +315,7 @@ static enum sluice_status bench_all(struct bench *b, struct sluice_error *err)
 
 static void finish(struct bench *b)
 {
-    if (b->dev) {
-        const struct sl_device_vtable *vt = b->dev->vt;
-        void *const memory[] = {b->weights, b->x, b->y, b->scratch};
-        for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++) {
-            if (memory[i]) {
-                vt->mem_free(b->dev, memory[i]);
-            }
-        }
-        if (b->from) {
-            vt->event_destroy(b->dev, b->from);
-        }
-        if (b->to) {
-            vt->event_destroy(b->dev, b->to);
-        }
-        if (b->stream) {
-            vt->stream_destroy(b->dev, b->stream);
-        }
-    }
-    sl_device_destroy(&b->dev);
+    cuda_bench_destroy(&b->c);
     sl_free(b->x_host);
     sl_free(b->y_host);
     sl_free(b->w_host);

@@ -3,7 +3,7 @@
  * Speed of the CUDA device's prefill operators other than dense products (bench-cuda_linear has
  * those), through the device interface:
  *
- *   bench-cuda_prefill [--ceiling TFLOPS] [--type NAME] [--gpu N]
+ *   bench-cuda_prefill [--only OPERATOR] [--tokens N] [--type NAME] [--ceiling TFLOPS] [--gpu N]
  *
  *   experts    128 experts, 8 for a token, width 2048, 768 wide each, routed evenly at random
  *   router     of the same mixture
@@ -17,13 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "base/median.h"
 #include "base/mem.h"
-#include "device/device.h"
-#include "op/op.h"
+#include "cuda_bench.h"
 
-#define N_RUNS 5
 #define N_OPS 8 /* timed launches of a run */
 #define N_EXPERTS 128
 #define N_USED 8
@@ -37,48 +33,29 @@
 #define MAX_DEPTH 32768
 
 struct bench {
-    const char *type;
+    const char *only, *type;
     double ceiling;
-    int gpu;
-    struct sl_device *dev;
-    struct sl_stream *stream;
-    struct sl_event *from, *to;
+    int gpu, tokens;
+    struct cuda_bench c;
     void *x, *y, *weights, *ids, *pair_weights, *scratch, *kv, *pos;
     int32_t *ids_host;
 };
 
-static uint64_t random_state = UINT64_C(88172645463325252);
-
 static uint32_t random_below(uint32_t n)
 {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (uint32_t)(random_state >> 33) % n;
+    return (uint32_t)(cuda_bench_random() >> 33) % n;
 }
 
 /* Median microseconds of one launch. */
 static enum sluice_status time_op(struct bench *b, const struct sl_op *op, double *us,
                                   struct sluice_error *err)
 {
-    const struct sl_device_vtable *vt = b->dev->vt;
     struct sl_op ops[N_OPS];
-    double times[N_RUNS];
     for (int i = 0; i < N_OPS; i++) {
         ops[i] = *op;
     }
-    SL_TRY(vt->run(b->dev, b->stream, ops, 1, b->scratch, err));
-    for (int i = 0; i < N_RUNS; i++) {
-        SL_TRY(vt->event_record(b->dev, b->from, b->stream, err));
-        SL_TRY(vt->run(b->dev, b->stream, ops, N_OPS, b->scratch, err));
-        SL_TRY(vt->event_record(b->dev, b->to, b->stream, err));
-        SL_TRY(vt->event_sync(b->dev, b->to, err));
-        uint64_t ns = 0;
-        SL_TRY(vt->event_elapsed(b->dev, b->from, b->to, &ns, err));
-        times[i] = (double)ns / 1e3 / N_OPS;
-    }
-    *us = sl_median(times, N_RUNS);
-    return SLUICE_STATUS_OK;
+    SL_TRY(b->c.dev->vt->run(b->c.dev, b->c.stream, ops, 1, b->scratch, err));
+    return cuda_bench_time(&b->c, ops, N_OPS, b->scratch, NULL, 0, us, err);
 }
 
 static void print_row(const struct bench *b, const char *what, int n, double us, double flop)
@@ -141,6 +118,9 @@ static enum sluice_status bench_experts(struct bench *b, struct sluice_error *er
             continue;
         }
         for (size_t j = 0; j < sizeof tokens / sizeof tokens[0]; j++) {
+            if (b->tokens && b->tokens != tokens[j]) {
+                continue;
+            }
             const struct sl_op op = experts_op(b, types[i], tokens[j]);
             double us;
             char what[32];
@@ -156,6 +136,9 @@ static enum sluice_status bench_router(struct bench *b, struct sluice_error *err
 {
     static const int tokens[] = {64, 512, 2048};
     for (size_t j = 0; j < sizeof tokens / sizeof tokens[0]; j++) {
+        if (b->tokens && b->tokens != tokens[j]) {
+            continue;
+        }
         struct sl_op op;
         memset(&op, 0, sizeof op);
         op.kind = SL_OP_ROUTER;
@@ -178,7 +161,6 @@ static enum sluice_status bench_router(struct bench *b, struct sluice_error *err
 
 static enum sluice_status bench_attention(struct bench *b, struct sluice_error *err)
 {
-    const struct sl_device_vtable *vt = b->dev->vt;
     static int32_t pos[PASS_TOKENS];
     for (int depth = PASS_TOKENS; depth <= MAX_DEPTH; depth *= 2) {
         double seen = 0.0;
@@ -186,8 +168,7 @@ static enum sluice_status bench_attention(struct bench *b, struct sluice_error *
             pos[t] = depth - PASS_TOKENS + t;
             seen += pos[t] + 1;
         }
-        SL_TRY(vt->copy_to_device(b->dev, b->stream, b->pos, pos, sizeof pos, err));
-        SL_TRY(vt->stream_sync(b->dev, b->stream, err));
+        SL_TRY(cuda_bench_upload(&b->c, b->pos, pos, sizeof pos, err));
         struct sl_op op;
         memset(&op, 0, sizeof op);
         op.kind = SL_OP_ATTENTION;
@@ -213,8 +194,7 @@ static enum sluice_status bench_attention(struct bench *b, struct sluice_error *
 static enum sluice_status make(struct bench *b, void **out, size_t bytes, bool floats,
                                struct sluice_error *err)
 {
-    const struct sl_device_vtable *vt = b->dev->vt;
-    SL_TRY(vt->mem_alloc(b->dev, bytes, out, err));
+    SL_TRY(cuda_bench_alloc(&b->c, bytes, out, err));
     uint32_t *host = sl_alloc(SL_MEM_DEVICE, bytes);
     SL_CHECK(host != NULL, OUT_OF_MEMORY, err, "no memory for the operands");
     for (size_t i = 0; i < bytes / 4; i++) {
@@ -226,21 +206,14 @@ static enum sluice_status make(struct bench *b, void **out, size_t bytes, bool f
             host[i] = (r & 0x83ff83ffu) | 0x24002400u; /* +-1/64 .. 1/32 as f16 */
         }
     }
-    const enum sluice_status status = vt->copy_to_device(b->dev, b->stream, *out, host, bytes, err);
-    const enum sluice_status done = vt->stream_sync(b->dev, b->stream, err);
+    const enum sluice_status status = cuda_bench_upload(&b->c, *out, host, bytes, err);
     sl_free(host);
-    return status != SLUICE_STATUS_OK ? status : done;
+    return status;
 }
 
 static enum sluice_status prepare(struct bench *b, struct sluice_error *err)
 {
-    SL_TRY(sl_device_cuda_create(&b->dev, b->gpu, err));
-    const struct sl_device_vtable *vt = b->dev->vt;
-    struct sl_device_info info;
-    SL_TRY(vt->info(b->dev, &info, err));
-    SL_TRY(vt->stream_create(b->dev, &b->stream, err));
-    SL_TRY(vt->event_create(b->dev, true, &b->from, err));
-    SL_TRY(vt->event_create(b->dev, true, &b->to, err));
+    SL_TRY(cuda_bench_create(&b->c, b->gpu, err));
     const size_t rows = (size_t)3 * N_EXPERTS * N_FF;
     const size_t kv_bytes =
         MAX_DEPTH / SL_KV_BLOCK *
@@ -249,54 +222,37 @@ static enum sluice_status prepare(struct bench *b, struct sluice_error *err)
     SL_TRY(make(b, &b->x, (size_t)MAX_TOKENS * N_HEADS * HEAD_DIM * sizeof(float), true, err));
     SL_TRY(make(b, &b->kv, kv_bytes, false, err));
     SL_TRY(make(b, &b->pair_weights, (size_t)MAX_TOKENS * N_USED * sizeof(float), true, err));
-    SL_TRY(
-        vt->mem_alloc(b->dev, (size_t)MAX_TOKENS * N_HEADS * HEAD_DIM * sizeof(float), &b->y, err));
-    SL_TRY(vt->mem_alloc(b->dev, PASS_TOKENS * sizeof(int32_t), &b->pos, err));
+    SL_TRY(cuda_bench_alloc(&b->c, (size_t)MAX_TOKENS * N_HEADS * HEAD_DIM * sizeof(float), &b->y,
+                            err));
+    SL_TRY(cuda_bench_alloc(&b->c, PASS_TOKENS * sizeof(int32_t), &b->pos, err));
     const struct sl_op largest = experts_op(b, SL_TYPE_Q4_0, MAX_TOKENS);
-    SL_TRY(vt->mem_alloc(b->dev, sl_op_scratch_bytes(&largest), &b->scratch, err));
+    SL_TRY(cuda_bench_alloc(&b->c, sl_op_scratch_bytes(&largest), &b->scratch, err));
     const size_t ids_bytes = (size_t)MAX_TOKENS * N_USED * sizeof *b->ids_host;
-    SL_TRY(vt->mem_alloc(b->dev, ids_bytes, &b->ids, err));
+    SL_TRY(cuda_bench_alloc(&b->c, ids_bytes, &b->ids, err));
     b->ids_host = sl_alloc(SL_MEM_DEVICE, ids_bytes);
     SL_CHECK(b->ids_host != NULL, OUT_OF_MEMORY, err, "no memory for ids");
     route(b->ids_host);
-    SL_TRY(vt->copy_to_device(b->dev, b->stream, b->ids, b->ids_host, ids_bytes, err));
-    SL_TRY(vt->stream_sync(b->dev, b->stream, err));
-    printf("%s, %d multiprocessors\n%-20s %6s %10s %9s\n", info.name, info.n_multiprocessors,
-           "operator", "tokens", "us", "TFLOP/s");
+    SL_TRY(cuda_bench_upload(&b->c, b->ids, b->ids_host, ids_bytes, err));
+    printf("%s, %d multiprocessors\n%-20s %6s %10s %9s\n", b->c.info.name,
+           b->c.info.n_multiprocessors, "operator", "tokens", "us", "TFLOP/s");
     return SLUICE_STATUS_OK;
+}
+
+static bool wants(const struct bench *b, const char *name)
+{
+    return !b->only || strcmp(b->only, name) == 0;
 }
 
 static enum sluice_status bench_all(struct bench *b, struct sluice_error *err)
 {
     SL_TRY(prepare(b, err));
-    SL_TRY(bench_experts(b, err));
-    SL_TRY(bench_attention(b, err));
-    return bench_router(b, err); /* overwrites the ids */
-}
-
-static void finish(struct bench *b)
-{
-    if (b->dev) {
-        const struct sl_device_vtable *vt = b->dev->vt;
-        void *const memory[] = {b->x,  b->y,  b->weights, b->scratch, b->ids, b->pair_weights,
-                                b->kv, b->pos};
-        for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++) {
-            if (memory[i]) {
-                vt->mem_free(b->dev, memory[i]);
-            }
-        }
-        if (b->from) {
-            vt->event_destroy(b->dev, b->from);
-        }
-        if (b->to) {
-            vt->event_destroy(b->dev, b->to);
-        }
-        if (b->stream) {
-            vt->stream_destroy(b->dev, b->stream);
-        }
+    if (wants(b, "experts")) {
+        SL_TRY(bench_experts(b, err));
     }
-    sl_device_destroy(&b->dev);
-    sl_free(b->ids_host);
+    if (wants(b, "attention")) {
+        SL_TRY(bench_attention(b, err));
+    }
+    return wants(b, "router") ? bench_router(b, err) : SLUICE_STATUS_OK; /* overwrites the ids */
 }
 
 int main(int argc, char **argv)
@@ -306,18 +262,25 @@ int main(int argc, char **argv)
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (value && strcmp(argv[i], "--ceiling") == 0) {
             b.ceiling = atof(value);
+        } else if (value && strcmp(argv[i], "--only") == 0) {
+            b.only = value;
+        } else if (value && strcmp(argv[i], "--tokens") == 0) {
+            b.tokens = atoi(value);
         } else if (value && strcmp(argv[i], "--type") == 0) {
             b.type = value;
         } else if (value && strcmp(argv[i], "--gpu") == 0) {
             b.gpu = atoi(value);
         } else {
-            fputs("usage: bench-cuda_prefill [--ceiling TFLOPS] [--type NAME] [--gpu N]\n", stderr);
+            fputs("usage: bench-cuda_prefill [--only OPERATOR] [--tokens N] [--type NAME] "
+                  "[--ceiling TFLOPS] [--gpu N]\n",
+                  stderr);
             return 2;
         }
     }
     struct sluice_error err = {0};
     const enum sluice_status status = bench_all(&b, &err);
-    finish(&b);
+    cuda_bench_destroy(&b.c);
+    sl_free(b.ids_host);
     if (status != SLUICE_STATUS_OK) {
         fprintf(stderr, "bench-cuda_prefill: %s\n", err.message);
         return 1;
