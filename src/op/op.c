@@ -102,11 +102,14 @@ size_t sl_op_scratch_bytes(const struct sl_op *op)
                 packed_bytes(round_up((size_t)op->n_tokens, 64), (size_t)w->n_cols);
     } else if (op->kind == SL_OP_EXPERTS) {
         bytes = experts_scratch_bytes(op);
-    } else if (op->kind == SL_OP_ATTENTION && op->n_tokens <= SL_ATTN_SPLIT_TOKENS) {
+    } else if (op->kind == SL_OP_ATTENTION && op->n_tokens <= 4 * SL_ATTN_SPLIT_TOKENS) {
         /* A partial result is the weighted values, the running maximum and the sum. */
-        const size_t n_rows = (size_t)op->n_tokens * (size_t)op->attention.n_heads;
+        const size_t n_tokens = (size_t)op->n_tokens;
+        const size_t n_splits = n_tokens <= SL_ATTN_SPLIT_TOKENS
+                                    ? SL_ATTN_MAX_SPLITS
+                                    : SL_ATTN_MAX_SPLITS * SL_ATTN_SPLIT_TOKENS / n_tokens;
         const size_t row_floats = (size_t)op->attention.kv.head_dim + 2;
-        bytes = SL_ATTN_MAX_SPLITS * n_rows * row_floats * sizeof(float);
+        bytes = n_splits * n_tokens * (size_t)op->attention.n_heads * row_floats * sizeof(float);
     }
     return round_up(bytes, 256);
 }

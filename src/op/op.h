@@ -285,7 +285,8 @@ int sl_kv_type_index(enum sl_type type);
  * planner knows it from shapes alone. Pointers in `op` are not read. The sum of
  *   - linear: x rounded or packed (n_tokens padded to 64, 2.25 bytes an element),
  *   - attention: partial results of up to SL_ATTN_MAX_SPLITS KV ranges for up to
- *     SL_ATTN_SPLIT_TOKENS tokens (more tokens are not split),
+ *     SL_ATTN_SPLIT_TOKENS tokens; up to four times as many tokens have as many parts in all (more
+ *     are not split),
  *   - router: logits, and x as for linear,
  *   - experts: (token, expert) pairs sorted by expert, 32 bytes a pair and an expert; x as for
  *     linear by token and once more by pair (4 bytes an element, which also holds the outputs by

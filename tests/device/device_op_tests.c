@@ -466,6 +466,11 @@ static void test_attention(void **state)
         {30, 4, 2, 64, 70, 3, true, false, 40, 0},
         {1, 2, 1, 32, 5, 1, false, true, 0, 0},
         {3, 24, 1, 64, 40, 1, false, false, 1, 0},
+        /* tokens that share parts of scratch */
+        {17, 8, 2, 128, 900, 1, true, false, 0, 0},
+        {40, 8, 2, 128, 700, 1, false, true, 0, 0},
+        {64, 4, 1, 64, 800, 1, true, false, 300, 0},
+        {48, 4, 2, 64, 500, 3, true, false, 0, 20.0f},
         /* enough to fill a GPU without cutting positions into ranges */
         {130, 44, 22, 128, 61, 1, true, false, 0, 0},
         {130, 44, 22, 128, 200, 1, false, true, 100, 0},

@@ -130,7 +130,14 @@ static void test_scratch(void **state)
     op = attention_op();
     const size_t rows = 4 * 8;
     assert_int_equal(sl_op_scratch_bytes(&op), SL_ATTN_MAX_SPLITS * rows * (64 + 2) * 4);
-    op.n_tokens = SL_ATTN_SPLIT_TOKENS + 1;
+    op.n_tokens = SL_ATTN_SPLIT_TOKENS;
+    const size_t most = sl_op_scratch_bytes(&op);
+    assert_int_equal(most, SL_ATTN_MAX_SPLITS * SL_ATTN_SPLIT_TOKENS * 8 * (64 + 2) * 4);
+    for (op.n_tokens = SL_ATTN_SPLIT_TOKENS + 1; op.n_tokens <= 4 * SL_ATTN_SPLIT_TOKENS;
+         op.n_tokens++) {
+        assert_in_range(sl_op_scratch_bytes(&op), most / 2, most);
+    }
+    op.n_tokens = 4 * SL_ATTN_SPLIT_TOKENS + 1;
     assert_int_equal(sl_op_scratch_bytes(&op), 0);
     op = norm_op();
     assert_int_equal(sl_op_scratch_bytes(&op), 0);
