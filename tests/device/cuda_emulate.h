@@ -48,6 +48,7 @@ struct sl_cuda_props {
     size_t shared_per_sm_bytes;
     size_t l2_bytes;
     int ordinal;
+    bool portable;
 };
 
 struct dim3 {

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Attention: choice of the kernel. Few rows a KV head go to the decode shape, more to the prefill
- * shape; both may split the positions as far as the scratch memory reaches.
+ * shape; both may split the positions as far as the scratch memory reaches. Compute capability 9.0
+ * has a kernel of its own for passes that fill it.
  */
 #include "device/cuda/attention_args.cuh"
+#ifdef SL_CUDA_SM90
+#include "device/cuda/sm90/attention_sm90.h"
+#endif
 
 #define DECODE_ROWS 32 /* two row tiles of 16: above, one tile of 64 reads the cache less often */
 
@@ -47,6 +51,11 @@ extern "C" int sl_cuda_attention(cudaStream_t stream, const struct sl_op *op, vo
     if (!sl_is_aligned(a.q, 16) || !sl_is_aligned(a.y, 16) || !sl_is_aligned(a.kv.data, 16)) {
         return SL_CUDA_UNSUPPORTED;
     }
+#ifdef SL_CUDA_SM90
+    if (sl_attention_sm90_takes(&a, props)) {
+        return sl_cuda_attention_sm90(stream, &a);
+    }
+#endif
     const int max_splits =
         scratch != nullptr && sl_is_aligned(scratch, 16) ? splits_that_fit(&a, scratch_bytes) : 1;
     if (max_splits > 1) {

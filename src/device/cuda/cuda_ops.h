@@ -44,7 +44,8 @@ struct sl_cuda_props {
     size_t max_shared_bytes;    /* dynamic, a block, opted in; at most SL_CUDA_MAX_SHARED_BYTES */
     size_t shared_per_sm_bytes; /* of a multiprocessor, for occupancy */
     size_t l2_bytes;
-    int ordinal; /* of the GPU, as CUDA counts */
+    int ordinal;   /* of the GPU, as CUDA counts */
+    bool portable; /* no kernel may pass SL_CUDA_MAX_SHARED_BYTES, not even on GPUs that have more */
 };
 #endif
 

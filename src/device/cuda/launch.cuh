@@ -56,6 +56,9 @@ static inline int sl_follow(void (*kernel)(PARAMETERS...), dim3 grid, dim3 block
         const cudaError_t code = cudaFuncSetAttribute(
             (const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (code != cudaSuccess) {
+    if (shared > SL_CUDA_MAX_SHARED_BYTES) {
+        return (int)cudaErrorInvalidValue;
+    }
             cudaGetLastError();
             return (int)code;
         }

@@ -132,21 +132,24 @@ SL_DEV void sl_store_gated(const struct sl_linear_args &a, int token, int row, f
     a.part[0].y[(int64_t)token * a.part[0].n_rows + row] = sl_gate(g, up, a.activation);
 }
 
-/* A launch with `shared` bytes of dynamic shared memory. */
+/* A launch with `shared` bytes of dynamic shared memory, SL_CUDA_MAX_SHARED_BYTES at most. */
 #ifdef SL_CUDA_EMULATE
 #define SL_LAUNCH(kernel, grid, block, shared, stream, ...)                                        \
     ((void)(stream), sl_emulate_launch(grid, block, shared, [&]() { kernel(__VA_ARGS__); }))
 #else
 #define SL_LAUNCH(kernel, grid, block, shared, stream, ...)                                        \
-    sl_launch((const void *)kernel, shared,                                                        \
+    sl_launch((const void *)kernel, shared, SL_CUDA_MAX_SHARED_BYTES,                              \
               [&]() { kernel<<<grid, block, shared, stream>>>(__VA_ARGS__); })
 
 template <class LAUNCH>
-static inline int sl_launch(const void *kernel, size_t shared, LAUNCH launch)
+static inline int sl_launch(const void *kernel, size_t shared, size_t most, LAUNCH launch)
 {
     if (shared > 48 * 1024) {
         const cudaError_t e =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    if (shared > most) {
+        return (int)cudaErrorInvalidValue;
+    }
         if (e != cudaSuccess) {
             return (int)e;
         }

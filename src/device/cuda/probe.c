@@ -11,6 +11,7 @@
  */
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -108,6 +109,13 @@ static enum sluice_status attribute(int *out, enum cudaDeviceAttr which, int ord
     return SLUICE_STATUS_OK;
 }
 
+/* Whether the host asks for kernels that keep to what it leaves them (docs/design.md, Devices). */
+static bool wants_portable(void)
+{
+    const char *value = getenv("SLUICE_CUDA_PORTABLE");
+    return value != NULL && value[0] != '\0' && strcmp(value, "0") != 0;
+}
+
 static enum sluice_status read_props(struct sl_cuda_device *dev, struct sluice_error *err)
 {
     int major, minor, n_sm, shared, shared_sm, l2, read_only;
@@ -126,6 +134,7 @@ static enum sluice_status read_props(struct sl_cuda_device *dev, struct sluice_e
     props->compute_capability = major * 10 + minor;
     props->n_sm = n_sm;
     props->ordinal = gpu;
+    props->portable = wants_portable();
     props->max_shared_bytes =
         shared < SL_CUDA_MAX_SHARED_BYTES ? (size_t)shared : SL_CUDA_MAX_SHARED_BYTES;
     props->shared_per_sm_bytes = (size_t)shared_sm;
@@ -164,9 +173,13 @@ enum sluice_status sl_cuda_probe(struct sl_cuda_device *dev, int ordinal, struct
     struct cudaDeviceProp prop;
     SL_CUDA_TRY(cudaGetDeviceProperties(&prop, ordinal), err, "reading properties of GPU %d",
                 ordinal);
-    snprintf(dev->name, sizeof dev->name, "%.*s", (int)sizeof dev->name - 1, prop.name);
     dev->total_bytes = prop.totalGlobalMem;
+    snprintf(dev->name, sizeof dev->name, "%.64s", prop.name);
     SL_TRY(read_props(dev, err));
+    if (dev->props.portable) {
+        /* The profile of a GPU goes by its name, and other kernels have other speeds. */
+        snprintf(dev->name, sizeof dev->name, "%.64s (portable kernels)", prop.name);
+    }
     SL_TRY(make_context(dev, err));
     const int code = sl_cuda_has_code();
     SL_CHECK(

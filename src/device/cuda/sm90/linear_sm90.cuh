@@ -69,9 +69,9 @@ static int sl_sm90_launch_linear(cudaStream_t stream, const struct sl_linear_arg
         k.n_whole -= rest;
         k.n_halves = 2 * rest;
     }
-    return SL_LAUNCH((sl_sm90_linear_kernel<W, T>),
-                     dim3(sl_sm90_blocks(k.n_whole + k.n_halves, props)), dim3(SL_SM90_THREADS),
-                     (size_t)SL_SM90_SHARED_BYTES, stream, k);
+    return SL_SM90_LAUNCH((sl_sm90_linear_kernel<W, T>),
+                          dim3(sl_sm90_blocks(k.n_whole + k.n_halves, props)),
+                          dim3(SL_SM90_THREADS), (size_t)SL_SM90_SHARED_BYTES, stream, k);
 }
 
 template <class W>

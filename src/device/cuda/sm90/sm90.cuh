@@ -4,8 +4,8 @@
  * target only (sm_90a) and stand in for linear_gemm there: `args` is the same, with tiles of
  * SL_SM90_ROWS rows.
  *
- * These GPUs have no graphics, so that a block may ask for all of the multiprocessor's memory, past
- * the bound that all other kernels keep (SL_CUDA_MAX_SHARED_BYTES).
+ * A block asks for all of the multiprocessor's memory, past the bound that all other kernels keep
+ * (SL_CUDA_MAX_SHARED_BYTES), so that a host may tell the device to do without them.
  */
 #ifndef SL_DEVICE_CUDA_SM90_SM90_CUH
 #define SL_DEVICE_CUDA_SM90_SM90_CUH
@@ -20,6 +20,11 @@
 /* Shared memory of a block: the ring of slots and its barriers. */
 #define SL_SM90_SLOTS_BYTES (192 * 1024)
 #define SL_SM90_SHARED_BYTES (SL_SM90_SLOTS_BYTES + 128)
+
+/* A launch with more shared memory than SL_LAUNCH allows. */
+#define SL_SM90_LAUNCH(kernel, grid, block, shared, stream, ...)                                   \
+    sl_launch((const void *)kernel, shared, SIZE_MAX,                                              \
+              [&]() { kernel<<<grid, block, shared, stream>>>(__VA_ARGS__); })
 
 /* Packed types want a depth that is a multiple of this. */
 #define SL_SM90_PACKED_COLS 128
@@ -38,7 +43,8 @@ static inline constexpr int sl_sm90_order(int type)
 /* Whether the GPU is one of these. */
 static inline bool sl_is_sm90(const struct sl_cuda_props *props)
 {
-    return props->compute_capability == 90 && props->shared_per_sm_bytes > SL_SM90_SHARED_BYTES;
+    return !props->portable && props->compute_capability == 90 &&
+           props->shared_per_sm_bytes > SL_SM90_SHARED_BYTES;
 }
 
 /* By type. */

@@ -109,10 +109,21 @@ SL_DEV void sl_cluster_sync(void)
                      : "memory");
 }
 
-/* Barrier of some threads of a block, by number. */
+/* Barriers of some threads of a block, by number: arrive and wait, or only arrive. */
 SL_DEV void sl_named_sync(int number, int n_threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(n_threads) : "memory");
+}
+
+SL_DEV void sl_named_arrive(int number, int n_threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(n_threads) : "memory");
+}
+
+/* Make this thread's writes to shared memory visible to products. */
+SL_DEV void sl_publish_shared(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /* ---- registers: a warp group gives back all but N a thread, or waits until it has N ---- */
@@ -184,6 +195,16 @@ SL_DEV uint64_t sl_wgmma_tile(uint32_t address)
     return swizzle_128 | group_of_8_rows | UINT64_C(1) << 16 | (address & 0x3ffff) >> 4;
 }
 
+/* B [16, N] that lies as rows of k: each row is N / 64 pieces of 64 columns (128 swizzled bytes),
+ * whole tiles of which are `piece_bytes` apart. Add 128 for each 16 rows. */
+SL_DEV uint64_t sl_wgmma_turned_tile(uint32_t address, int piece_bytes)
+{
+    const uint64_t swizzle_128 = UINT64_C(1) << 62;
+    const uint64_t group_of_8_rows = UINT64_C(1024 / 16) << 32;
+    return swizzle_128 | group_of_8_rows | (uint64_t)(piece_bytes / 16) << 16 |
+           (address & 0x3ffff) >> 4;
+}
+
 /* The operands of N / 2 sums, sixteen at a time. */
 #define SL_C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define SL_C16(i) SL_C4(i), SL_C4(i + 4), SL_C4(i + 8), SL_C4(i + 12)
@@ -203,25 +224,27 @@ SL_DEV uint64_t sl_wgmma_tile(uint32_t address)
     SL_R96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"          \
            ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-/* c = a b, with `add` c += a b, for N columns; the last operands are numbered behind the sums. */
-#define SL_WGMMA(NAME, N, SUMS, REGISTERS, A0, A1, A2, A3, B, ADD)                                 \
+/* c = a b, with `add` c += a b, for N columns; the last operands are numbered behind the sums.
+ * TURNED 1: B lies the other way, see sl_wgmma_turned_tile. */
+#define SL_WGMMA(NAME, N, TURNED, SUMS, REGISTERS, A0, A1, A2, A3, B, ADD)                         \
     SL_DEV void NAME(float(&c)[N / 2], const uint32_t a[4], uint64_t b, int add)                   \
     {                                                                                              \
         asm volatile("{\n"                                                                         \
                      ".reg .pred add;\n"                                                           \
                      "setp.ne.b32 add, " ADD ", 0;\n"                                              \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGISTERS "}, "    \
-                     "{" A0 "," A1 "," A2 "," A3 "}, " B ", add, 1, 1, 0;\n"                       \
+                     "{" A0 "," A1 "," A2 "," A3 "}, " B ", add, 1, 1, " #TURNED ";\n"             \
                      "}"                                                                           \
                      : SUMS                                                                        \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));              \
     }
 
-SL_WGMMA(sl_wgmma, 32, SL_C16(0), SL_R16, "%16", "%17", "%18", "%19", "%20", "%21")
-SL_WGMMA(sl_wgmma, 64, SL_C32, SL_R32, "%32", "%33", "%34", "%35", "%36", "%37")
-SL_WGMMA(sl_wgmma, 96, SL_C48, SL_R48, "%48", "%49", "%50", "%51", "%52", "%53")
-SL_WGMMA(sl_wgmma, 128, SL_C64, SL_R64, "%64", "%65", "%66", "%67", "%68", "%69")
-SL_WGMMA(sl_wgmma, 256, SL_C128, SL_R128, "%128", "%129", "%130", "%131", "%132", "%133")
+SL_WGMMA(sl_wgmma, 32, 0, SL_C16(0), SL_R16, "%16", "%17", "%18", "%19", "%20", "%21")
+SL_WGMMA(sl_wgmma, 64, 0, SL_C32, SL_R32, "%32", "%33", "%34", "%35", "%36", "%37")
+SL_WGMMA(sl_wgmma, 96, 0, SL_C48, SL_R48, "%48", "%49", "%50", "%51", "%52", "%53")
+SL_WGMMA(sl_wgmma, 128, 0, SL_C64, SL_R64, "%64", "%65", "%66", "%67", "%68", "%69")
+SL_WGMMA(sl_wgmma, 256, 0, SL_C128, SL_R128, "%128", "%129", "%130", "%131", "%132", "%133")
+SL_WGMMA(sl_wgmma_turned, 128, 1, SL_C64, SL_R64, "%64", "%65", "%66", "%67", "%68", "%69")
 
 #undef SL_WGMMA
 #undef SL_C4
