@@ -427,6 +427,11 @@ static inline uint32_t __ballot_sync(uint32_t, bool vote)
     return votes;
 }
 
+static inline uint32_t sl_vote(bool v)
+{
+    return __ballot_sync(~0u, v);
+}
+
 static inline bool __any_sync(uint32_t mask, bool vote)
 {
     return __ballot_sync(mask, vote) != 0;

@@ -25,6 +25,7 @@ static int32_t small_chunk(const struct sl_op *op)
 #include "device/cuda/experts_mid_f.cu"
 #include "device/cuda/experts_mid_k.cu"
 #include "device/cuda/experts_mid_q.cu"
+#include "device/cuda/experts_pack.cu"
 #include "device/cuda/experts_plain.cu"
 #include "device/cuda/experts_sort.cu"
 #include "device/cuda/experts_vec_k.cu"

@@ -179,10 +179,12 @@ template <int TYPE> static void check_order(void)
         for (int half = 0; half < 2; half++) {
             const int column = 16 * (half ? sl_run_hi<F>(u) : sl_run_lo<F>(u));
             for (int w = 0; w < 16; w += 4) {
-                const int at = sl_order_at(column + w, sl_sm90_order(TYPE));
-                ok = ok && at == u / 4 * 128 + 64 * half + 4 * w + 2 * (u % 4);
-                for (int e = 0; e < 4 && ok; e++) {
-                    times[(size_t)(at + 8 * (e / 2) + e % 2)]++;
+                const int at = u / 4 * 128 + 64 * half + 4 * w + 2 * (u % 4);
+                for (int p = 0; p < 2; p++) {
+                    const int from = sl_order_from(at / 8 + p, u % 4, sl_sm90_order(TYPE));
+                    ok = ok && from == column + w + 2 * p;
+                    times[(size_t)(at + 8 * p)]++;
+                    times[(size_t)(at + 8 * p + 1)]++;
                 }
             }
         }
@@ -379,6 +381,9 @@ static void check_type(enum sl_type type, bool is_float)
     check_op({3, k ? 768 : 672, 1, {45}, {type}, 0, true, false}, exact, 1);
     check_op({8, k ? 2048 : 1952, 2, {32, 5}, {type, type}, 0, false, false}, exact, 1);
     check_op({13, k ? 512 : 544, 1, {33}, {type}, 0, false, true}, exact, 1);
+    check_op({6, k ? 768 : 736, 1, {70}, {type}, 0, true, false}, exact, 1);
+    check_op({12, k ? 512 : 544, 2, {21, 21}, {type, type}, SL_ACT_SILU, true, false}, exact, 1);
+    check_op({16, k ? 256 : 288, 2, {41, 41}, {type, type}, SL_ACT_SILU, false, false}, exact, 1);
     check_op({27, k ? 256 : 288, 2, {35, 35}, {type, type}, SL_ACT_SILU, true, false}, exact, 1);
     check_op({50, k ? 512 : 480, 1, {34}, {type}, 0, true, false}, exact, 1);
     check_op({67, 256, 1, {31}, {type}, 0, false, false}, exact, 1000);
@@ -470,6 +475,9 @@ static void check_mixtures(void)
     check_op({130, 256, 2, {140, 140}, {q6, f16}, SL_ACT_GELU_TANH, false, false}, 2 * BOUND_HALF,
              1);
     check_op({2, 37, 1, {5}, {f16}, 0, true, false}, exact, 1);
+    // In float, by tiles of either size.
+    check_op({330, 132, 1, {70}, {SL_TYPE_F32}, 0, true, false}, exact, 1);
+    check_op({330, 132, 1, {70}, {SL_TYPE_F32}, 0, false, true}, exact, 1000);
     check_op({70, 39, 2, {5, 5}, {bf16, bf16}, SL_ACT_SILU, true, false}, exact, 1);
     // Wide enough that x is packed by a kernel of its own for two tokens.
     check_op({2, 9216, 1, {18}, {q4}, 0, false, false}, exact, 1);

@@ -45,7 +45,7 @@ struct sl_cuda_props {
     size_t shared_per_sm_bytes; /* of a multiprocessor, for occupancy */
     size_t l2_bytes;
     int ordinal;   /* of the GPU, as CUDA counts */
-    bool portable; /* no kernel may pass SL_CUDA_MAX_SHARED_BYTES, not even on GPUs that have more */
+    bool portable; /* no kernel may pass SL_CUDA_MAX_SHARED_BYTES, though the GPU has more */
 };
 #endif
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The experts of a mixture: choice of kernels, packing of inputs by position, and the weighted sum.
+ * The experts of a mixture: choice of kernels, and the order of what there is to do. What happens
+ * between the products is in experts_pack.cu.
  *
  * Few tokens with quantized weights are vector products (experts_vec.cuh). Otherwise:
  *
@@ -18,171 +19,22 @@
  *
  *   scratch: | order | x by position, later out | x in up's form | h | up | h packed |
  */
+#include "device/cuda/experts_pack.cuh"
 #include "device/cuda/experts_vec.cuh"
-#include "device/cuda/linear_pack.cuh"
 
 #ifndef SL_CUDA_EMULATE
 #include "device/cuda/cuda_ops.h"
 #endif
 #include "device/cuda/sm90/sm90.cuh"
 
-#define EXPERTS_THREADS SL_PACK_THREADS
 #define DIRECT_MAX_TOKENS 2
 #define GEMM_MIN_MEAN 64 /* pairs an expert */
 #define SM90_MIN_MEAN 8
-
-/* ROWS: f16 as the kernels of sm90/ want it, all rows first and then all scales. */
-enum form { FORM_FLOAT, FORM_8BIT, FORM_HALF, FORM_ROWS };
 
 enum products { PRODUCTS_PLAIN, PRODUCTS_MID, PRODUCTS_GEMM, PRODUCTS_SM90 };
 
 /* What the tiles of a pass are for. */
 enum size { SIZE_SMALL, SIZE_LARGE, SIZE_SM90 };
-
-/* ---- packing ---- */
-
-struct pack_args {
-    struct sl_experts_order order;
-    const float *x; /* rows by token, or by position from `begin` on */
-    uint8_t *out;
-    int64_t stride;
-    int32_t begin, end, n_cols;
-    int32_t column_order; /* of FORM_ROWS */
-    bool by_token;
-};
-
-SL_DEV void pack_row_8bit(const float *x, uint8_t *tile, int n, int k, int n_cols)
-{
-    struct sl_xblock *blocks =
-        (struct sl_xblock *)(tile + (int64_t)n * n_cols) + (int64_t)k * (n_cols / 32);
-    uint8_t *levels = tile + (int64_t)k * n_cols;
-    const bool wide = ((uintptr_t)x & 15) == 0;
-    for (int base = 0; base < n_cols / 4; base += EXPERTS_THREADS) {
-        const int i = base + (int)threadIdx.x;
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (i < n_cols / 4) {
-            v = wide ? *(const float4 *)(x + 4 * i)
-                     : make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
-        }
-        float d, sum;
-        const uint32_t q = sl_pack_levels(v, d, sum);
-        const float other = sl_shfl_xor(sum, 4);
-        if (i < n_cols / 4) {
-            *(uint32_t *)(levels + 4 * i) = q;
-            if ((i & 7) == 0) {
-                blocks[i >> 3].d = d;
-                blocks[i >> 3].sums = sl_pack_half2(sum, other);
-            }
-        }
-    }
-}
-
-/* A block packs a row: of position begin + blockIdx.x, or of a token (direct, by_token). */
-template <int FORM>
-static __global__ void __launch_bounds__(EXPERTS_THREADS)
-    pack_kernel(SL_KERNEL_ARG struct pack_args a)
-{
-    SL_SHARED(shared);
-    const struct sl_experts_order &o = a.order;
-    const int row = (int)blockIdx.x;
-    const float *x = a.x + (int64_t)row * a.n_cols;
-    int at = row, n = 1, k = 0; /* the tile's row of `out`, its size, and which of it this is */
-    if (!o.direct) {
-        const int p = a.begin + row;
-        const int tile = o.tile_of[p];
-        if (tile == SL_EXPERTS_NOWHERE) {
-            return;
-        }
-        at = o.tiles[tile].first - a.begin;
-        n = o.tiles[tile].n;
-        k = row - at;
-        if (a.by_token) {
-            x = a.x + (int64_t)(o.pair_at[p] / o.n_used) * a.n_cols;
-        }
-    } else if (!a.by_token && sl_experts_here(o, o.ids[a.begin + row]) < 0) {
-        return;
-    }
-    uint8_t *tile_out = a.out + at * a.stride;
-    if constexpr (FORM == FORM_8BIT) {
-        pack_row_8bit(x, tile_out, n, k, a.n_cols);
-    } else if constexpr (FORM == FORM_HALF) {
-        sl_pack_half_row(x, (uint16_t *)tile_out + (int64_t)k * a.n_cols,
-                         (float *)(tile_out + (int64_t)n * a.n_cols * 2) + k, a.n_cols,
-                         SL_ORDER_PLAIN, (float *)shared);
-    } else if constexpr (FORM == FORM_ROWS) {
-        const int64_t n_rows = a.end - a.begin;
-        sl_pack_half_row(x, (uint16_t *)a.out + (int64_t)row * a.n_cols,
-                         (float *)(a.out + n_rows * a.n_cols * 2) + row, a.n_cols, a.column_order,
-                         (float *)shared);
-    } else {
-        float *to = (float *)tile_out + (int64_t)k * a.n_cols;
-        for (int i = (int)threadIdx.x; i < a.n_cols; i += EXPERTS_THREADS) {
-            to[i] = x[i];
-        }
-    }
-}
-
-static int64_t row_stride(enum form form, int n_cols)
-{
-    const int64_t bytes = form == FORM_8BIT    ? (int64_t)n_cols + n_cols / 32 * 8
-                          : form == FORM_FLOAT ? (int64_t)n_cols * 4
-                                               : (int64_t)n_cols * 2 + 4;
-    return form == FORM_FLOAT ? bytes : (bytes + 15) / 16 * 16;
-}
-
-static int pack(cudaStream_t stream, const struct pack_args *a, enum form form, int n_rows)
-{
-    const dim3 grid((unsigned)n_rows), block(EXPERTS_THREADS);
-    const size_t shared = SL_PACK_SHARED_BYTES;
-    switch (form) {
-    case FORM_8BIT:
-        return SL_LAUNCH((pack_kernel<FORM_8BIT>), grid, block, shared, stream, *a);
-    case FORM_HALF:
-        return SL_LAUNCH((pack_kernel<FORM_HALF>), grid, block, shared, stream, *a);
-    case FORM_ROWS:
-        return SL_LAUNCH((pack_kernel<FORM_ROWS>), grid, block, shared, stream, *a);
-    default:
-        return SL_LAUNCH((pack_kernel<FORM_FLOAT>), grid, block, shared, stream, *a);
-    }
-}
-
-/* ---- gates of unlike types, and the sum ---- */
-
-static __global__ void __launch_bounds__(EXPERTS_THREADS)
-    gate_pairs_kernel(float *gate, const float *up, int64_t n, int activation)
-{
-    const int64_t i = (int64_t)blockIdx.x * EXPERTS_THREADS + (int)threadIdx.x;
-    if (i < n) {
-        gate[i] = sl_gate(gate[i], up[i], activation);
-    }
-}
-
-/* y of token blockIdx.y from its pairs at positions [begin, end), in the order of its ids. */
-static __global__ void __launch_bounds__(EXPERTS_THREADS)
-    sum_kernel(SL_KERNEL_ARG struct sl_experts_order o, const float *out, const float *weights,
-               float *y, int begin, int end, int n_cols, bool accumulate)
-{
-    const int token = (int)blockIdx.x;
-    const int i = (int)blockIdx.y * EXPERTS_THREADS + (int)threadIdx.x;
-    if (i >= n_cols) {
-        return;
-    }
-    float *at = y + (int64_t)token * n_cols + i;
-    float sum = accumulate ? *at : 0.0f;
-    for (int j = 0; j < o.n_used; j++) {
-        const int pair = token * o.n_used + j;
-        int p;
-        if (o.direct) {
-            p = sl_experts_here(o, o.ids[pair]) < 0 ? -1 : pair;
-        } else {
-            p = o.position[pair];
-        }
-        if (p >= begin && p < end) {
-            sum += weights[pair] * out[(int64_t)(p - begin) * n_cols + i];
-        }
-    }
-    *at = sum;
-}
 
 /* ---- choice ---- */
 
@@ -232,16 +84,16 @@ static enum products choose_products(const struct sl_experts_matrix *m, enum siz
     return size == SIZE_LARGE ? PRODUCTS_GEMM : PRODUCTS_MID;
 }
 
-static enum form choose_form(const struct sl_experts_matrix *m, enum size size)
+static enum sl_experts_form choose_form(const struct sl_experts_matrix *m, enum size size)
 {
     const enum products products = choose_products(m, size);
-    return products == PRODUCTS_SM90                                  ? FORM_ROWS
-           : products == PRODUCTS_PLAIN                               ? FORM_FLOAT
-           : products == PRODUCTS_GEMM || is_float_kind((int)m->type) ? FORM_HALF
-                                                                      : FORM_8BIT;
+    return products == PRODUCTS_SM90                                  ? SL_EXPERTS_ROWS
+           : products == PRODUCTS_PLAIN                               ? SL_EXPERTS_FLOAT
+           : products == PRODUCTS_GEMM || is_float_kind((int)m->type) ? SL_EXPERTS_HALF
+                                                                      : SL_EXPERTS_8BIT;
 }
 
-/* In which FORM_ROWS wants the columns. */
+/* In which SL_EXPERTS_ROWS wants the columns. */
 static int column_order(const struct sl_experts_matrix *m)
 {
     return sl_sm90_order((int)m->type);
@@ -333,20 +185,21 @@ static bool lay_out(struct work *w, const struct sl_op *op, uint8_t *scratch, si
     o->group_first = (int32_t *)take(&at, (size_t)o->n * sizeof(int32_t));
     o->group_tile = (int32_t *)take(&at, (size_t)o->n * sizeof(int32_t));
     const int64_t out_bytes = (int64_t)w->n_embd * 4;
-    const int64_t x_bytes = row_stride(choose_form(&op->experts.gate, w->size), w->n_embd);
+    const int64_t x_bytes =
+        sl_experts_row_stride(choose_form(&op->experts.gate, w->size), w->n_embd);
     w->x = take(&at, chunk * (size_t)(x_bytes > out_bytes ? x_bytes : out_bytes));
     w->h = (float *)take(&at, chunk * (size_t)w->n_ff * sizeof(float));
     w->x_up = w->x;
     w->up = NULL;
     if (w->split) {
-        w->x_up =
-            take(&at, chunk * (size_t)row_stride(choose_form(&op->experts.up, w->size), w->n_embd));
+        w->x_up = take(&at, chunk * (size_t)sl_experts_row_stride(
+                                        choose_form(&op->experts.up, w->size), w->n_embd));
         w->up = (float *)take(&at, chunk * (size_t)w->n_ff * sizeof(float));
     }
-    const enum form h_form = choose_form(&op->experts.down, w->size);
+    const enum sl_experts_form h_form = choose_form(&op->experts.down, w->size);
     w->h_packed = (uint8_t *)w->h;
-    if (h_form != FORM_FLOAT) {
-        w->h_packed = take(&at, chunk * (size_t)row_stride(h_form, w->n_ff));
+    if (h_form != SL_EXPERTS_FLOAT) {
+        w->h_packed = take(&at, chunk * (size_t)sl_experts_row_stride(h_form, w->n_ff));
     }
     return (size_t)(at - scratch) <= bytes;
 }
@@ -358,12 +211,12 @@ static int run_up(cudaStream_t stream, const struct work *w, const struct sl_exp
     const struct sl_op_experts *op = w->op;
     struct sl_experts_args g = *base;
     const struct sl_experts_order *o = &w->order;
-    const enum form form = choose_form(m, w->size);
+    const enum sl_experts_form form = choose_form(m, w->size);
     g.xs = xs;
     g.y = y;
     g.n_cols = w->n_embd;
     g.n_rows = w->n_ff;
-    g.x_stride = row_stride(form, w->n_embd);
+    g.x_stride = sl_experts_row_stride(form, w->n_embd);
     g.row_bytes = (int64_t)sl_type_row_bytes(m->type, m->n_cols);
     g.x_share = o->direct ? o->n_used : 1;
     g.activation = w->split ? (int)SL_ACT_NONE : (int)op->activation;
@@ -371,9 +224,9 @@ static int run_up(cudaStream_t stream, const struct work *w, const struct sl_exp
     if (!w->split) {
         set_part(&g.part[1], &op->up);
     }
-    const struct pack_args p = {*o,        op->x,           xs,  g.x_stride, g.begin, g.end,
-                                w->n_embd, column_order(m), true};
-    const int failed = pack(stream, &p, form, o->direct ? w->n_tokens : g.end - g.begin);
+    const struct sl_experts_pack p = {*o,    op->x,       xs,        g.x_stride,     g.begin,
+                                      g.end, w->n_tokens, w->n_embd, column_order(m)};
+    const int failed = sl_experts_pack_tokens(stream, &p, form);
     return failed ? failed : multiply(stream, m, w->size, &g, w->props);
 }
 
@@ -381,20 +234,21 @@ static int run_down(cudaStream_t stream, const struct work *w, const struct sl_e
 {
     const struct sl_experts_matrix *m = &w->op->down;
     struct sl_experts_args g = *base;
-    const enum form form = choose_form(m, w->size);
+    const enum sl_experts_form form = choose_form(m, w->size);
     g.xs = w->h_packed;
     g.y = (float *)w->x;
     g.n_cols = w->n_ff;
     g.n_rows = w->n_embd;
-    g.x_stride = row_stride(form, w->n_ff);
+    g.x_stride = sl_experts_row_stride(form, w->n_ff);
     g.row_bytes = (int64_t)sl_type_row_bytes(m->type, m->n_cols);
     g.x_share = 1;
     g.activation = SL_ACT_NONE;
     set_part(&g.part[0], m);
-    if (form != FORM_FLOAT) {
-        const struct pack_args p = {w->order, w->h,    w->h_packed,     g.x_stride, g.begin,
-                                    g.end,    w->n_ff, column_order(m), false};
-        const int failed = pack(stream, &p, form, g.end - g.begin);
+    if (form != SL_EXPERTS_FLOAT) {
+        const struct sl_experts_pack p = {w->order,    w->h,    w->h_packed,
+                                          g.x_stride,  g.begin, g.end,
+                                          w->n_tokens, w->n_ff, column_order(m)};
+        const int failed = sl_experts_pack_pairs(stream, &p, form);
         if (failed) {
             return failed;
         }
@@ -417,12 +271,9 @@ static int run_chunk(cudaStream_t stream, const struct work *w, int begin, int e
     int failed = run_up(stream, w, &base, &op->gate, w->x, w->h);
     if (!failed && w->split) {
         failed = run_up(stream, w, &base, &op->up, w->x_up, w->up);
-        const int64_t items = (int64_t)n * w->n_ff;
         if (!failed) {
-            failed = SL_LAUNCH(gate_pairs_kernel,
-                               dim3((unsigned)((items + EXPERTS_THREADS - 1) / EXPERTS_THREADS)),
-                               dim3(EXPERTS_THREADS), (size_t)0, stream, w->h, w->up, items,
-                               (int)op->activation);
+            failed =
+                sl_experts_gate(stream, w->h, w->up, (int64_t)n * w->n_ff, (int)op->activation);
         }
     }
     if (!failed) {
@@ -431,10 +282,10 @@ static int run_chunk(cudaStream_t stream, const struct work *w, int begin, int e
     if (failed) {
         return failed;
     }
-    const unsigned columns = (unsigned)((w->n_embd + EXPERTS_THREADS - 1) / EXPERTS_THREADS);
-    return SL_LAUNCH(sum_kernel, dim3((unsigned)w->n_tokens, columns), dim3(EXPERTS_THREADS),
-                     (size_t)0, stream, w->order, (const float *)w->x, op->weights, op->y, begin,
-                     end, w->n_embd, op->accumulate || begin > 0);
+    const struct sl_experts_sum sum = {
+        w->order,  (const float *)w->x,        op->weights, op->y, begin, end,
+        w->n_embd, op->accumulate || begin > 0};
+    return sl_experts_sum_pairs(stream, &sum, w->n_tokens);
 }
 
 /* ---- vector products ---- */

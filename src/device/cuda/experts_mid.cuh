@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(SL_MID_THREADS, NT <= 2 ? 3 : 2)
     SL_SHARED(shared);
     struct sl_linear_args a;
     if (sl_experts_bind(g, a)) {
-        sl_midq_tile<TYPE, NT>(a, (int)blockIdx.x, 0, shared);
+        sl_midq_tile<TYPE, NT, SL_MID_ROWS>(a, (int)blockIdx.x, 0, shared);
     }
 }
 
@@ -27,14 +27,15 @@ __global__ void __launch_bounds__(SL_MID_THREADS, NT <= 2 ? 3 : 2)
     SL_SHARED(shared);
     struct sl_linear_args a;
     if (sl_experts_bind(g, a)) {
-        sl_midh_tile<TYPE, NT>(a, (int)blockIdx.x, 0, shared);
+        sl_midh_tile<TYPE, NT, SL_MID_ROWS>(a, (int)blockIdx.x, 0, shared);
     }
 }
 
 template <int TYPE, int NT>
 static int sl_experts_midq_launch(cudaStream_t stream, const struct sl_experts_args *args)
 {
-    constexpr int shared = sl_mid_shared_bytes(sl_midq_stage<sl_fmt<TYPE>, NT>::aligned, 8 * NT);
+    constexpr int shared = sl_mid_shared_bytes<SL_MID_ROWS>(
+        sl_midq_stage<sl_fmt<TYPE>, NT, SL_MID_ROWS>::aligned, 8 * NT);
     return SL_LAUNCH((sl_experts_midq_kernel<TYPE, NT>),
                      dim3((unsigned)args->n_tiles, (unsigned)args->most), dim3(SL_MID_THREADS),
                      (size_t)shared, stream, *args);
@@ -43,7 +44,8 @@ static int sl_experts_midq_launch(cudaStream_t stream, const struct sl_experts_a
 template <int TYPE, int NT>
 static int sl_experts_midh_launch(cudaStream_t stream, const struct sl_experts_args *args)
 {
-    constexpr int shared = sl_mid_shared_bytes(sl_midh_stage<NT>::bytes, 8 * NT);
+    constexpr int shared =
+        sl_mid_shared_bytes<SL_MID_ROWS>(sl_midh_stage<NT, SL_MID_ROWS>::bytes, 8 * NT);
     return SL_LAUNCH((sl_experts_midh_kernel<TYPE, NT>),
                      dim3((unsigned)args->n_tiles, (unsigned)args->most), dim3(SL_MID_THREADS),
                      (size_t)shared, stream, *args);

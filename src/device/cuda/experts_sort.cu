@@ -3,15 +3,16 @@
  * Sorts the (token, expert) pairs of a pass by expert and cuts the order into tiles, on the device.
  *
  *   count   one block: pairs of each expert, then where each expert's positions and tiles start
- *   place   a warp an expert: goes through all pairs in order and takes its own
+ *   place   a block an expert: its warps go through all pairs, each through a stretch, first to
+ *           count the expert's and then, knowing where its own begin, to place them
  *
  * The order is stable, so that sums over chunks do not depend on timing. Counting uses atomics on
  * integers only.
  */
 #include "device/cuda/experts.cuh"
 
-#define SORT_THREADS 512
-#define PLACE_WARPS 4
+#define SORT_THREADS 1024
+#define PLACE_WARPS 16
 
 #ifndef SL_CUDA_EMULATE
 SL_DEV void add_one(int *at)
@@ -19,20 +20,11 @@ SL_DEV void add_one(int *at)
     atomicAdd(at, 1);
 }
 
-SL_DEV uint32_t vote(bool v)
-{
-    return __ballot_sync(SL_WARP_ALL, v);
-}
-
 SL_DEV int from_lane(int v, int lane)
 {
     return __shfl_sync(SL_WARP_ALL, v, lane);
 }
 
-SL_DEV int count_bits(uint32_t v)
-{
-    return __popc(v);
-}
 #else
 /* Threads of the emulation take turns. */
 static void add_one(int *at)
@@ -40,19 +32,9 @@ static void add_one(int *at)
     ++*at;
 }
 
-static uint32_t vote(bool v)
-{
-    return __ballot_sync(~0u, v);
-}
-
 static int from_lane(int v, int lane)
 {
     return __shfl_sync(~0u, v, lane);
-}
-
-static int count_bits(uint32_t v)
-{
-    return __builtin_popcount(v);
 }
 #endif
 
@@ -112,8 +94,9 @@ static __global__ void __launch_bounds__(SORT_THREADS)
         first[e] = 0;
     }
     sl_block_sync();
+#pragma unroll 4
     for (int i = thread; i < o.n_pairs; i += SORT_THREADS) {
-        const int e = sl_experts_here(o, o.ids[i]);
+        const int e = sl_experts_here(o, SL_LDG(o.ids + i));
         if (e >= 0) {
             add_one(&first[e]);
         } else {
@@ -157,46 +140,71 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     }
 }
 
+/* Where the pairs of a warp's stretch go that are of the block's expert; `n_all` becomes the number
+ * of all of them. Whole block. */
+SL_DEV int first_of_warp(const struct sl_experts_order &o, int id, int begin, int end, int &n_all)
+{
+    __shared__ int counts[PLACE_WARPS];
+    const int warp = (int)threadIdx.x >> 5;
+    int n = 0;
+#pragma unroll 8
+    for (int i = begin + ((int)threadIdx.x & 31); i < end; i += 32) {
+        n += SL_LDG(o.ids + i) == id;
+    }
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) {
+        n += sl_shfl_xor(n, mask);
+    }
+    if ((threadIdx.x & 31) == 0) {
+        counts[warp] = n;
+    }
+    sl_block_sync();
+    int before = 0;
+    n_all = 0;
+    for (int w = 0; w < PLACE_WARPS; w++) {
+        before += w < warp ? counts[w] : 0;
+        n_all += counts[w];
+    }
+    return before;
+}
+
 static __global__ void __launch_bounds__(32 * PLACE_WARPS)
     place_kernel(SL_KERNEL_ARG struct sl_experts_order o)
 {
     const int lane = (int)threadIdx.x & 31;
-    const int e = (int)blockIdx.x * PLACE_WARPS + ((int)threadIdx.x >> 5);
-    if (e >= o.n || (o.table && !o.table[e])) {
+    const int e = (int)blockIdx.x;
+    if (o.table && !o.table[e]) {
         return;
     }
+    const int id = o.first + e;
     const int first = o.group_first[e];
     const int group_tile = o.group_tile[e];
-    int at = first;
+    const int stretch = (o.n_pairs + 32 * PLACE_WARPS - 1) / (32 * PLACE_WARPS) * 32;
+    const int begin = min(((int)threadIdx.x >> 5) * stretch, o.n_pairs);
+    const int end = min(begin + stretch, o.n_pairs);
+    int n_all;
+    int at = first + first_of_warp(o, id, begin, end, n_all);
 #pragma unroll 4
-    for (int base = 0; base < o.n_pairs; base += 32) {
+    for (int base = begin; base < end; base += 32) {
         const int i = base + lane;
-        const bool mine = i < o.n_pairs && o.ids[i] == o.first + e;
-        const uint32_t votes = vote(mine);
+        const bool mine = i < end && SL_LDG(o.ids + i) == id;
+        const uint32_t votes = sl_vote(mine);
         if (mine) {
-            const int p = at + count_bits(votes & ((1u << lane) - 1));
+            const int p = at + sl_count_bits(votes & ((1u << lane) - 1));
             int start;
             const int tile = group_tile + tiles_before(o, first, p, start);
             o.pair_at[p] = i;
             o.position[i] = p;
             o.tile_of[p] = tile;
             if (p == start) {
+                const int border = (p / o.chunk + 1) * o.chunk;
+                const int last = min(min(first + n_all, border), p + o.tile_tokens);
                 o.tiles[tile].expert = e;
                 o.tiles[tile].first = p;
+                o.tiles[tile].n = last - p;
             }
         }
-        at += count_bits(votes);
-    }
-    sl_warp_sync();
-    /* The tiles' sizes: the end of the group is known now. */
-    for (int p = first + lane; p < at; p += 32) {
-        int start;
-        const int tile = group_tile + tiles_before(o, first, p, start);
-        const int border = (p / o.chunk + 1) * o.chunk;
-        const int end = at < border ? at : border;
-        if (p == start) {
-            o.tiles[tile].n = end - p < o.tile_tokens ? end - p : o.tile_tokens;
-        }
+        at += sl_count_bits(votes);
     }
 }
 
@@ -210,6 +218,6 @@ int sl_experts_sort(cudaStream_t stream, const struct sl_experts_order *order)
     if (failed) {
         return failed;
     }
-    const unsigned blocks = (unsigned)((order->n + PLACE_WARPS - 1) / PLACE_WARPS);
-    return SL_LAUNCH(place_kernel, dim3(blocks), dim3(32 * PLACE_WARPS), (size_t)0, stream, *order);
+    return SL_LAUNCH(place_kernel, dim3((unsigned)order->n), dim3(32 * PLACE_WARPS), (size_t)0,
+                     stream, *order);
 }

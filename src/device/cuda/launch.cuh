@@ -52,13 +52,13 @@ static inline int sl_follow(void (*kernel)(PARAMETERS...), dim3 grid, dim3 block
                             cudaStream_t stream, const struct sl_cuda_props *props,
                             const ARGUMENTS &...arguments)
 {
+    if (shared > SL_CUDA_MAX_SHARED_BYTES) {
+        return (int)cudaErrorInvalidValue;
+    }
     if (shared > 48 * 1024) {
         const cudaError_t code = cudaFuncSetAttribute(
             (const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (code != cudaSuccess) {
-    if (shared > SL_CUDA_MAX_SHARED_BYTES) {
-        return (int)cudaErrorInvalidValue;
-    }
             cudaGetLastError();
             return (int)code;
         }

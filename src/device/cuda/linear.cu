@@ -12,6 +12,7 @@
  * F32 weights, and shapes of F16 and BF16 whose rows aren't 16-byte aligned, stay on linear_vecf.
  */
 #include "device/cuda/fuse.h"
+#include "device/cuda/launch.cuh"
 #include "device/cuda/linear_args.cuh"
 #include "device/cuda/linear_pack.cuh"
 
@@ -22,6 +23,7 @@
 
 #define PACK_THREADS 256
 #define SM90_MIN_TOKENS 17
+#define MID_NARROW_TOKENS 16
 #define VEC_MAX_TOKENS 4   /* of the vector kernels for quantized weights */
 #define VEC_PACK_MAX 16384 /* elements of x that every block may pack for itself */
 
@@ -32,6 +34,8 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     pack8_kernel(const float *x, uint8_t *levels, struct sl_xblock *blocks, int64_t n4, bool wide)
 {
     const int64_t i = (int64_t)blockIdx.x * PACK_THREADS + (int)threadIdx.x;
+    sl_let_follow();
+    sl_await_ahead();
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (i < n4) {
         v = wide ? *(const float4 *)(x + 4 * i)
@@ -53,9 +57,14 @@ static __global__ void __launch_bounds__(PACK_THREADS)
 static __global__ void __launch_bounds__(SL_PACK_THREADS)
     pack_half_kernel(const float *x, uint16_t *out, float *scales, int n, int order)
 {
-    SL_SHARED(shared);
-    const int64_t at = (int64_t)blockIdx.x * n;
-    sl_pack_half_row(x + at, out + at, scales + blockIdx.x, n, order, (float *)shared);
+    uint4 *row = (uint4 *)(out + (int64_t)blockIdx.x * n);
+    sl_let_follow();
+    sl_await_ahead();
+    const float scale = sl_pack_half_row<SL_PACK_THREADS>(x + (int64_t)blockIdx.x * n, n, order,
+                                                          [&](int i, uint4 v) { row[i] = v; });
+    if (threadIdx.x == 0) {
+        scales[blockIdx.x] = scale;
+    }
 }
 
 static __global__ void __launch_bounds__(PACK_THREADS)
@@ -67,22 +76,24 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     }
 }
 
-static int pack8(cudaStream_t stream, const struct sl_linear_args *a, void *scratch)
+static int pack8(cudaStream_t stream, const struct sl_linear_args *a, void *scratch,
+                 const struct sl_cuda_props *props)
 {
     const int64_t n = (int64_t)a->n_tokens * a->n_cols;
     uint8_t *levels = (uint8_t *)scratch;
     const unsigned blocks = (unsigned)((n / 4 + PACK_THREADS - 1) / PACK_THREADS);
     const bool wide = ((uintptr_t)a->x & 15) == 0;
-    return SL_LAUNCH(pack8_kernel, dim3(blocks), dim3(PACK_THREADS), 0, stream, a->x, levels,
+    return SL_FOLLOW(pack8_kernel, blocks, PACK_THREADS, 0, stream, props, a->x, levels,
                      (struct sl_xblock *)(levels + n), n / 4, wide);
 }
 
-static int pack_half(cudaStream_t stream, const struct sl_linear_args *a, void *scratch, int order)
+static int pack_half(cudaStream_t stream, const struct sl_linear_args *a, void *scratch, int order,
+                     const struct sl_cuda_props *props)
 {
     uint16_t *out = (uint16_t *)scratch;
     float *scales = (float *)(out + (int64_t)a->n_tokens * a->n_cols);
-    return SL_LAUNCH(pack_half_kernel, dim3((unsigned)a->n_tokens), dim3(SL_PACK_THREADS),
-                     SL_PACK_SHARED_BYTES, stream, a->x, out, scales, a->n_cols, order);
+    return SL_FOLLOW(pack_half_kernel, (unsigned)a->n_tokens, SL_PACK_THREADS, 0, stream, props,
+                     a->x, out, scales, a->n_cols, order);
 }
 
 /* ---- choice ---- */
@@ -130,6 +141,12 @@ static bool gemm_wins(const struct sl_linear_args *a, int n_sm)
     const double mid_time = (double)mid / n_sm;
     const double gemm_time = gemm <= n_sm ? 4.5 : 6.0 * (double)div_up(gemm, 2 * n_sm);
     return gemm_time < mid_time;
+}
+
+/* Whether row tiles of linear_mid are halved, so that a multiprocessor has several. */
+static bool mid_is_narrow(const struct sl_linear_args *a, int n_sm)
+{
+    return a->n_tokens <= MID_NARROW_TOKENS && div_up(all_rows(a), SL_MID_ROWS) <= 2 * n_sm;
 }
 
 #ifdef SL_CUDA_SM90
@@ -190,7 +207,7 @@ static void count_tiles(struct sl_linear_args *a, int tile_rows)
 
 /* Bring x into the form that the kernels want, unless it is there already. */
 static int prepare_x(cudaStream_t stream, struct sl_linear_args *a, int want, int *have,
-                     void *scratch)
+                     void *scratch, const struct sl_cuda_props *props)
 {
     a->xs = scratch;
     a->x_packed = want == X_8BIT;
@@ -198,8 +215,8 @@ static int prepare_x(cudaStream_t stream, struct sl_linear_args *a, int want, in
         return 0;
     }
     *have = want;
-    return want == X_8BIT ? pack8(stream, a, scratch)
-                          : pack_half(stream, a, scratch, want - X_HALF);
+    return want == X_8BIT ? pack8(stream, a, scratch, props)
+                          : pack_half(stream, a, scratch, want - X_HALF, props);
 }
 
 /* Rows of a tile, by family. */
@@ -224,8 +241,9 @@ static int run_group(cudaStream_t stream, struct sl_linear_args *a, int type, vo
     } else if (family == FAMILY_SM90) {
         want = X_HALF + sl_sm90_order(type);
     }
-    count_tiles(a, tile_rows[family]);
-    const int failed = prepare_x(stream, a, want, have, scratch);
+    const bool narrow = family == FAMILY_MID && mid_is_narrow(a, props->n_sm);
+    count_tiles(a, narrow ? SL_MID_ROWS / 2 : tile_rows[family]);
+    const int failed = prepare_x(stream, a, want, have, scratch, props);
     if (failed) {
         return failed;
     }
@@ -241,9 +259,9 @@ static int run_group(cudaStream_t stream, struct sl_linear_args *a, int type, vo
         return k ? sl_linear_vec_k(stream, type, a, props)
                  : sl_linear_vec_q(stream, type, a, props);
     case FAMILY_MID:
-        return is_float ? sl_linear_mid_f(stream, type, a)
-               : k      ? sl_linear_mid_k(stream, type, a)
-                        : sl_linear_mid_q(stream, type, a);
+        return is_float ? sl_linear_mid_f(stream, type, a, narrow, props)
+               : k      ? sl_linear_mid_k(stream, type, a, narrow, props)
+                        : sl_linear_mid_q(stream, type, a, narrow, props);
     default:
         return is_float ? sl_linear_gemm_f(stream, type, a)
                : k      ? sl_linear_gemm_k(stream, type, a)

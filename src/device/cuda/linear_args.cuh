@@ -70,9 +70,12 @@ int sl_linear_vec_k(cudaStream_t stream, int type, const struct sl_linear_args *
                     const struct sl_cuda_props *props);
 int sl_linear_vec_f(cudaStream_t stream, int type, const struct sl_linear_args *args,
                     const struct sl_cuda_props *props);
-int sl_linear_mid_q(cudaStream_t stream, int type, const struct sl_linear_args *args);
-int sl_linear_mid_k(cudaStream_t stream, int type, const struct sl_linear_args *args);
-int sl_linear_mid_f(cudaStream_t stream, int type, const struct sl_linear_args *args);
+int sl_linear_mid_q(cudaStream_t stream, int type, const struct sl_linear_args *args, bool narrow,
+                    const struct sl_cuda_props *props);
+int sl_linear_mid_k(cudaStream_t stream, int type, const struct sl_linear_args *args, bool narrow,
+                    const struct sl_cuda_props *props);
+int sl_linear_mid_f(cudaStream_t stream, int type, const struct sl_linear_args *args, bool narrow,
+                    const struct sl_cuda_props *props);
 int sl_linear_gemm_q(cudaStream_t stream, int type, const struct sl_linear_args *args);
 int sl_linear_gemm_k(cudaStream_t stream, int type, const struct sl_linear_args *args);
 int sl_linear_gemm_f(cudaStream_t stream, int type, const struct sl_linear_args *args);
@@ -144,12 +147,12 @@ SL_DEV void sl_store_gated(const struct sl_linear_args &a, int token, int row, f
 template <class LAUNCH>
 static inline int sl_launch(const void *kernel, size_t shared, size_t most, LAUNCH launch)
 {
-    if (shared > 48 * 1024) {
-        const cudaError_t e =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     if (shared > most) {
         return (int)cudaErrorInvalidValue;
     }
+    if (shared > 48 * 1024) {
+        const cudaError_t e =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (e != cudaSuccess) {
             return (int)e;
         }

@@ -37,107 +37,120 @@ SL_DEV uint32_t sl_pack_levels(float4 v, float &d, float &sum)
 /* ---- rows to f16 ---- */
 
 #define SL_PACK_THREADS 256
-#define SL_PACK_HELD 4 /* groups of four floats that a thread keeps */
-#define SL_PACK_SHARED_BYTES (SL_PACK_THREADS / 32 * sizeof(float))
 
 /* The order of the columns of a packed row: as they are, or as kernels want them that unpack
  * weights into the registers of tensor cores. Of four units of 32 weights (see linear_unpack.cuh)
  * they take first the first runs, then the second ones, of both together weights 0..3, then 4..7
- * and so on: column 64 h + 16 s + 2 u + 8 p + e of 128 is weight 4 s + 2 p + e of run h of unit u.
+ * and so on: column 64 h + 16 s + 8 p + 2 u + e of 128 is weight 4 s + 2 p + e of run h of unit u.
  * Where the runs of a unit are depends on the type. */
 enum sl_x_order { SL_ORDER_PLAIN, SL_ORDER_UNITS, SL_ORDER_SUPER, SL_ORDER_FAR };
 
-/* Where column i, a multiple of 4, and the next come to in a row; the two after them 8 later. */
-SL_HD int sl_order_at(int i, int order)
+/* What comes to columns 8 i + 2 u and the next of a packed row: this column of x and the next. */
+SL_HD int sl_order_from(int i, int u, int order)
 {
-    const int run = i >> 4;
-    const int s = i >> 2 & 3;
-    int unit, half;
-    if (order == SL_ORDER_UNITS) {
-        unit = run >> 1;
-        half = run & 1;
-    } else if (order == SL_ORDER_SUPER) {
-        unit = (run >> 2) * 2 + (run & 1);
-        half = run >> 1 & 1;
-    } else {
-        unit = (run >> 4) * 8 + (run >> 3 & 1) * 4 + (run & 3);
-        half = run >> 2 & 1;
-    }
-    return (unit >> 2) * 128 + 64 * half + 16 * s + 2 * (unit & 3);
-}
-
-SL_DEV float4 sl_load4(const float *x, bool wide)
-{
-    return wide ? *(const float4 *)x : make_float4(x[0], x[1], x[2], x[3]);
-}
-
-SL_DEV float sl_most4(float4 v)
-{
-    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-}
-
-/* Columns i .. i + 3 of a packed row. */
-SL_DEV void sl_put_half4(uint16_t *row, int i, float4 v, float factor, int order)
-{
-    const uint2 packed = {sl_pack_half2(v.x * factor, v.y * factor),
-                          sl_pack_half2(v.z * factor, v.w * factor)};
     if (order == SL_ORDER_PLAIN) {
-        *(uint2 *)(row + i) = packed;
-    } else {
-        const int at = sl_order_at(i, order);
-        *(uint32_t *)(row + at) = packed.x;
-        *(uint32_t *)(row + at + 8) = packed.y;
+        return 8 * i + 2 * u;
+    }
+    const int unit = (i >> 4) * 4 + u;
+    const int half = i >> 3 & 1;
+    const int run = order == SL_ORDER_UNITS ? 2 * unit + half
+                    : order == SL_ORDER_SUPER
+                        ? (unit >> 1) * 4 + 2 * half + (unit & 1)
+                        : (unit >> 3) * 16 + (unit >> 2 & 1) * 8 + 4 * half + (unit & 3);
+    return 16 * run + 4 * (i >> 1 & 3) + 2 * (i & 1);
+}
+
+/* Where 16 bytes of a packed row come from. */
+SL_DEV void sl_pack_load8(float v[8], const float *x, int i, int order, bool wide)
+{
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        const float *at = x + sl_order_from(i, u, order);
+        const float2 pair = wide ? *(const float2 *)at : make_float2(at[0], at[1]);
+        v[2 * u] = pair.x;
+        v[2 * u + 1] = pair.y;
     }
 }
 
-/* Pack a row of n columns, a multiple of 8 (in an order: of 128), by a block of SL_PACK_THREADS
- * with `warp_most` in shared memory. The start of the row stays in registers between finding its
- * largest magnitude and packing. */
-SL_DEV void sl_pack_half_row(const float *x, uint16_t *out, float *scale, int n, int order,
-                             float *warp_most)
+SL_DEV float sl_pack_most8(const float v[8], float most)
 {
-    const int step = 4 * SL_PACK_THREADS;
-    const int first = 4 * (int)threadIdx.x;
-    const bool wide = ((uintptr_t)x & 15) == 0;
-    float most = 0.0f;
-    float4 held[SL_PACK_HELD];
 #pragma unroll
-    for (int j = 0; j < SL_PACK_HELD; j++) {
-        const int i = first + j * step;
-        held[j] = i < n ? sl_load4(x + i, wide) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        most = fmaxf(most, sl_most4(held[j]));
+    for (int k = 0; k < 8; k++) {
+        most = fmaxf(most, fabsf(v[k]));
     }
-    for (int i = first + SL_PACK_HELD * step; i < n; i += step) {
-        most = fmaxf(most, sl_most4(sl_load4(x + i, wide)));
-    }
+    return most;
+}
+
+SL_DEV uint4 sl_pack_half8(const float v[8], float factor)
+{
+    const uint4 packed = {
+        sl_pack_half2(v[0] * factor, v[1] * factor), sl_pack_half2(v[2] * factor, v[3] * factor),
+        sl_pack_half2(v[4] * factor, v[5] * factor), sl_pack_half2(v[6] * factor, v[7] * factor)};
+    return packed;
+}
+
+/* The largest of a row over a block of THREADS, or over a warp. */
+template <int THREADS> SL_DEV float sl_pack_most(float most)
+{
 #pragma unroll
     for (int mask = 16; mask; mask >>= 1) {
         most = fmaxf(most, sl_shfl_xor(most, mask));
     }
-    if ((threadIdx.x & 31) == 0) {
-        warp_most[threadIdx.x >> 5] = most;
+    if constexpr (THREADS > 32) {
+        __shared__ float warp_most[THREADS / 32];
+        if ((threadIdx.x & 31) == 0) {
+            warp_most[threadIdx.x >> 5] = most;
+        }
+        sl_block_sync();
+        for (int i = 0; i < THREADS / 32; i++) {
+            most = fmaxf(most, warp_most[i]);
+        }
     }
-    sl_block_sync();
-    for (int i = 0; i < SL_PACK_THREADS / 32; i++) {
-        most = fmaxf(most, warp_most[i]);
+    return most;
+}
+
+/* Pack a row of n columns, a multiple of 8 (in an order: of 128), by a block of THREADS, or by each
+ * warp one (32). The start of the row stays in registers between finding its largest magnitude and
+ * packing. put(i, v) takes columns 8 i to 8 i + 7; returns the row's scale. */
+template <int THREADS, class PUT>
+SL_DEV float sl_pack_half_row(const float *x, int n, int order, PUT put)
+{
+    constexpr int held_n = THREADS > 32 ? 2 : 4; /* pieces that a thread keeps */
+    const int thread = (int)threadIdx.x % THREADS;
+    const bool wide = ((uintptr_t)x & 7) == 0;
+    float most = 0.0f;
+    float held[held_n][8];
+#pragma unroll
+    for (int j = 0; j < held_n; j++) {
+        const int i = thread + j * THREADS;
+        if (i < n / 8) {
+            sl_pack_load8(held[j], x, i, order, wide);
+            most = sl_pack_most8(held[j], most);
+        }
     }
+    for (int i = thread + held_n * THREADS; i < n / 8; i += THREADS) {
+        float v[8];
+        sl_pack_load8(v, x, i, order, wide);
+        most = sl_pack_most8(v, most);
+    }
+    most = sl_pack_most<THREADS>(most);
     /* most lies in [2^e, 2^(e + 1)); bring it to [2^10, 2^11). */
     int e = (int)(sl_f32_bits(most) >> 23 & 255) - 127;
     e = e < -100 ? -100 : e;
     const float factor = sl_bits_f32((uint32_t)(127 + 10 - e) << 23);
 #pragma unroll
-    for (int j = 0; j < SL_PACK_HELD; j++) {
-        const int i = first + j * step;
-        if (i < n) {
-            sl_put_half4(out, i, held[j], factor, order);
+    for (int j = 0; j < held_n; j++) {
+        const int i = thread + j * THREADS;
+        if (i < n / 8) {
+            put(i, sl_pack_half8(held[j], factor));
         }
     }
-    for (int i = first + SL_PACK_HELD * step; i < n; i += step) {
-        sl_put_half4(out, i, sl_load4(x + i, wide), factor, order);
+    for (int i = thread + held_n * THREADS; i < n / 8; i += THREADS) {
+        float v[8];
+        sl_pack_load8(v, x, i, order, wide);
+        put(i, sl_pack_half8(v, factor));
     }
-    if (threadIdx.x == 0) {
-        *scale = sl_bits_f32((uint32_t)(127 - 10 + e) << 23);
-    }
+    return sl_bits_f32((uint32_t)(127 - 10 + e) << 23);
 }
 
 #endif

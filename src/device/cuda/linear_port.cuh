@@ -231,6 +231,12 @@ SL_DEV int sl_shfl_xor(int v, int mask)
     return __shfl_xor_sync(SL_WARP_ALL, v, mask);
 }
 
+/* Which lanes of the warp say so, a bit each. */
+SL_DEV uint32_t sl_vote(bool v)
+{
+    return __ballot_sync(SL_WARP_ALL, v);
+}
+
 SL_DEV void sl_warp_sync(void)
 {
     __syncwarp();

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix times one vector: weights that are not quantized (linear_vec_float.cuh). Rows that do not
- * allow 16-byte accesses, and F32 with several vectors, go to the kernel of linear_vecf.cuh.
+ * Matrix times one vector: weights that are not quantized (linear_vec_float.cuh). Several vectors
+ * in float throughout: few by the kernel of linear_vecf.cuh, which also takes rows that do not
+ * allow 16-byte accesses, many by that of linear_float.cuh.
  */
+#include "device/cuda/linear_float.cuh"
 #include "device/cuda/linear_vec_float.cuh"
+
+#define FLOAT_MIN_TOKENS 320 /* fewer take longer that way */
 
 template <class FORM>
 static bool has_room(const struct sl_linear_args *args, const struct sl_cuda_props *props)
@@ -27,8 +31,11 @@ template <int TYPE>
 static int vecf_dispatch(cudaStream_t stream, const struct sl_linear_args *args,
                          const struct sl_cuda_props *props)
 {
-    return sl_linear_vec_f_streams(TYPE, args, props)
-               ? sl_vec_launch<sl_vec_floats<TYPE>>(stream, args, props)
+    if (sl_linear_vec_f_streams(TYPE, args, props)) {
+        return sl_vec_launch<sl_vec_floats<TYPE>>(stream, args, props);
+    }
+    return args->n_tokens >= FLOAT_MIN_TOKENS && sl_float_takes(args)
+               ? sl_float_dispatch<TYPE>(stream, args, props)
                : sl_vecf_dispatch<TYPE>(stream, args);
 }
 

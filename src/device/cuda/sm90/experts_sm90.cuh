@@ -8,6 +8,8 @@
 
 #include "device/cuda/sm90/gemm_sm90.cuh"
 
+#define SL_SM90_EXPERTS_TOKENS (SL_SM90_TOKENS / 2)
+
 struct sl_sm90_experts {
     struct sl_sm90_maps maps;
     struct sl_experts_args g;
@@ -47,17 +49,18 @@ struct sl_sm90_experts_source {
     }
 };
 
-template <class W, int T>
+template <class W>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(SL_SM90_THREADS, 1)
     sl_sm90_experts_kernel(SL_KERNEL_ARG struct sl_sm90_experts k)
 {
     const sl_sm90_experts_source source = {k};
-    sl_sm90_work<W, T>(source, k.maps, k.g.activation != SL_ACT_NONE, k.g.n_cols);
+    sl_sm90_work<W, SL_SM90_EXPERTS_TOKENS>(source, k.maps, k.g.activation != SL_ACT_NONE,
+                                            k.g.n_cols);
 }
 
-template <class W, int T>
-static int sl_sm90_launch_experts_of(cudaStream_t stream, const struct sl_experts_args *args,
-                                     const struct sl_cuda_props *props)
+template <class W>
+static int sl_sm90_launch_experts(cudaStream_t stream, const struct sl_experts_args *args,
+                                  const struct sl_cuda_props *props)
 {
     static_assert(W::tile_bytes == 0, "tensor copies want addresses on the host");
     struct sl_sm90_experts k;
@@ -69,17 +72,8 @@ static int sl_sm90_launch_experts_of(cudaStream_t stream, const struct sl_expert
         return failed;
     }
     const unsigned blocks = sl_sm90_blocks((int64_t)k.n_row_pairs * args->most, props);
-    return SL_SM90_LAUNCH((sl_sm90_experts_kernel<W, T>), dim3(blocks), dim3(SL_SM90_THREADS),
+    return SL_SM90_LAUNCH((sl_sm90_experts_kernel<W>), dim3(blocks), dim3(SL_SM90_THREADS),
                           (size_t)SL_SM90_SHARED_BYTES, stream, k);
-}
-
-template <class W>
-static int sl_sm90_launch_experts(cudaStream_t stream, const struct sl_experts_args *args,
-                                  const struct sl_cuda_props *props)
-{
-    return args->order.tile_tokens > SL_SM90_TOKENS / 2
-               ? sl_sm90_launch_experts_of<W, SL_SM90_TOKENS>(stream, args, props)
-               : sl_sm90_launch_experts_of<W, SL_SM90_TOKENS / 2>(stream, args, props);
 }
 
 #endif

@@ -40,7 +40,7 @@ static inline constexpr int sl_sm90_order(int type)
                : SL_ORDER_UNITS;
 }
 
-/* Whether the GPU is one of these. */
+/* Whether the GPU is one of these, and they are allowed. */
 static inline bool sl_is_sm90(const struct sl_cuda_props *props)
 {
     return !props->portable && props->compute_capability == 90 &&
