@@ -14,9 +14,13 @@
 #include "base/mem.h"
 #include "exec/calibrate_internal.h"
 
-#define MOST_TOKENS 64
+#define MOST_TOKENS 512
+#define MOST_PART_TOKENS 64         /* a mixture's parts in longer passes go as these */
 #define LAP_BYTES ((size_t)1 << 30) /* feed-forward weights of a lap, if the model has as many */
 #define LEAST_LAYERS 4
+/* Laps of longer passes have as many layers as this is expected to be enough for; where it is not
+ * for one, they are not timed. */
+#define LONG_LAP_NS 0.3e9
 #define MOST_BUSY_TOKENS 16 /* longer passes compute more than they read */
 /* Beside a GPU the pool has waited about so long when a mixture's choice comes down. */
 #define PAUSE_NS 50000
@@ -112,6 +116,17 @@ static double time_others(struct host *h, const struct sl_shard *shard, int32_t 
     return time_part(h, shard, SL_PART_OTHERS);
 }
 
+/* Layers of a lap through a long pass, by what the tier before came to. */
+static uint32_t long_lap_layers(const struct sl_cal *c, int32_t tier)
+{
+    double ns = 0;
+    for (int k = ATTENTION; k <= FFN; k++) {
+        ns += c->profile->work_factor[SL_UNIT_CPU][k][tier - 1] *
+              sl_cal_expected_ns(c, SL_UNIT_CPU, &c->model->shards[k]);
+    }
+    return ns > 0 ? (uint32_t)fmin(fmin(LEAST_LAYERS, c->model->hp.n_layers), LONG_LAP_NS / ns) : 0;
+}
+
 /* Layers of a lap: spread over the depth, as many as it takes to read LAP_BYTES. */
 static uint32_t lap_layers(const struct sl_cal *c, int32_t n_tokens)
 {
@@ -129,6 +144,11 @@ static uint32_t lap_layers(const struct sl_cal *c, int32_t n_tokens)
                                                   : LEAST_LAYERS;
 }
 
+static bool times_parts(const struct sl_cal *c)
+{
+    return sl_cal_is_mixture(c) && c->bind.n_tokens <= MOST_PART_TOKENS;
+}
+
 /* One lap. A mixture's parts are timed on layers that lie a third of the lap apart, or they would
  * find the experts of their layer in the caches. Returns the figure of the head. */
 static double lap(struct host *h, uint32_t n)
@@ -140,7 +160,7 @@ static double lap(struct host *h, uint32_t n)
         const struct sl_shard *const layer = &model->shards[2 * (size_t)(i * n_layers / n)];
         h->figures[ATTENTION][i] = time_shard(h, &layer[0]);
         h->figures[FFN][i] = time_shard(h, &layer[1]);
-        if (sl_cal_is_mixture(h->c)) {
+        if (times_parts(h->c)) {
             const uint32_t few = (i + n / 3) % n * n_layers / n;
             const uint32_t all = (i + 2 * n / 3) % n * n_layers / n;
             h->figures[FEW][i] = time_others(h, &model->shards[2 * few + 1], SL_CAL_FEW, &h->n_few);
@@ -156,7 +176,7 @@ static void keep(struct host *h, int32_t tier, uint32_t n, double head)
     sl_cal_keep(c, h->unit, SL_WORK_ATTENTION, tier, sl_median(h->figures[ATTENTION], (int)n), 1);
     sl_cal_keep(c, h->unit, SL_WORK_FFN, tier, sl_median(h->figures[FFN], (int)n), 1);
     sl_cal_keep(c, h->unit, SL_WORK_HEAD, tier, head, 1);
-    if (sl_cal_is_mixture(c)) {
+    if (times_parts(c)) {
         const struct sl_hparams *const hp = &c->model->hp;
         const double read =
             n * sl_profile_experts_read(hp->n_experts, hp->n_experts_used, c->bind.n_tokens);
@@ -177,28 +197,60 @@ static enum sluice_status start_copies(struct host *h, double lap_ns)
     return SLUICE_STATUS_OK;
 }
 
-static enum sluice_status calibrate_tier(struct host *h, int32_t tier)
+static void copy_to_busy(struct sl_profile *p, int32_t tier)
+{
+    for (int work = 0; work < SL_N_WORKS; work++) {
+        p->work_factor[SL_UNIT_CPU_BUSY][work][tier] = p->work_factor[SL_UNIT_CPU][work][tier];
+    }
+}
+
+/* Passes that read more than they compute, cold and beside copies. */
+static enum sluice_status calibrate_short(struct host *h, int32_t tier)
 {
     struct sl_cal *const c = h->c;
-    sl_cal_set_pass(c, sl_tier_tokens[tier]);
     const uint32_t n = lap_layers(c, sl_tier_tokens[tier]);
-    h->unit = SL_UNIT_CPU;
     lap(h, n); /* faults pages in, wakes the pool, loads the code */
     const uint64_t begin = sl_clock_now_ns();
     const double head = lap(h, n);
     const double lap_ns = (double)(sl_clock_now_ns() - begin);
     keep(h, tier, n, head);
     if (!h->stream || sl_tier_tokens[tier] > MOST_BUSY_TOKENS) {
-        for (int work = 0; work < SL_N_WORKS; work++) {
-            c->profile->work_factor[SL_UNIT_CPU_BUSY][work][tier] =
-                c->profile->work_factor[SL_UNIT_CPU][work][tier];
-        }
+        copy_to_busy(c->profile, tier);
         return SLUICE_STATUS_OK;
     }
     h->unit = SL_UNIT_CPU_BUSY;
     SL_TRY(start_copies(h, lap_ns));
     keep(h, tier, n, lap(h, n));
+    h->unit = SL_UNIT_CPU;
     return c->o->device->vt->stream_sync(c->o->device, h->stream, c->err);
+}
+
+/* Passes that compute: of another size than the last tier, at another part of the processor's
+ * speed. What takes too long is taken to be half as far from the expected as the tier before. */
+static void calibrate_long(struct host *h, int32_t tier)
+{
+    struct sl_cal *const c = h->c;
+    double(*const factor)[SL_N_TIERS] = c->profile->work_factor[SL_UNIT_CPU];
+    const uint32_t n = long_lap_layers(c, tier);
+    for (int work = 0; work < SL_N_WORKS; work++) {
+        factor[work][tier] =
+            work < SL_WORK_ROUTE && n == 0 ? sqrt(factor[work][tier - 1]) : factor[work][tier - 1];
+    }
+    if (n > 0) {
+        keep(h, tier, n, lap(h, n));
+    }
+    copy_to_busy(c->profile, tier);
+}
+
+static enum sluice_status calibrate_tier(struct host *h, int32_t tier)
+{
+    h->unit = SL_UNIT_CPU;
+    sl_cal_set_pass(h->c, sl_tier_tokens[tier]);
+    if (sl_tier_tokens[tier] <= MOST_PART_TOKENS) {
+        return calibrate_short(h, tier);
+    }
+    calibrate_long(h, tier);
+    return SLUICE_STATUS_OK;
 }
 
 /* What copies need: the device's memory is in the budget, and the host's must be page-locked. */

@@ -49,7 +49,7 @@ static void test_run(void **state)
     (void)state;
     static const char *const names[] = {"llama_tied_mixed", "gemma3", "qwen2moe", "qwen3moe",
                                         "gpt_oss"};
-    for (size_t m = 0; m < 4; m++) {
+    for (size_t m = 0; m < sizeof names / sizeof names[0]; m++) {
         struct sluice_error err;
         struct sl_model *model = helper_open_model(names[m], 0, UINT32_MAX);
         struct sl_device *dev = NULL;
@@ -81,6 +81,23 @@ static void test_run(void **state)
     }
 }
 
+/* How far off one tier is says nothing about another one: passes of up to 512 tokens have figures
+ * of their own, which are neither those of the tier before nor made of them. */
+static void test_long_passes(void **state)
+{
+    (void)state;
+    struct sluice_error err;
+    struct sl_model *model = helper_open_model("llama_freqs", 0, UINT32_MAX);
+    struct sl_profile p;
+    sl_profile_typical(&p, SL_DEVICE_NONE, 1);
+    assert_ok(sl_calibrate_run(&p, model, &(struct sl_calibrate_options){0}, &err), err);
+    const double *const factor = p.work_factor[SL_UNIT_CPU][SL_WORK_FFN];
+    for (int32_t t = 1; t < SL_N_TIERS && sl_tier_tokens[t] <= 512; t++) {
+        assert_true(factor[t] != factor[t - 1] && factor[t] != sqrt(factor[t - 1]));
+    }
+    sl_model_close(&model);
+}
+
 static void test_kept(void **state)
 {
     (void)state;
@@ -103,6 +120,8 @@ static void test_kept(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_run), cmocka_unit_test(test_kept)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_run),
+                                       cmocka_unit_test(test_long_passes),
+                                       cmocka_unit_test(test_kept)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,16 +13,7 @@
 #include "base/mem.h"
 #include "exec/context_internal.h"
 #include "exec/uses.h"
-
-static struct sl_model *open_model(const char *name)
-{
-    struct sluice_error err;
-    struct sl_model *model = NULL;
-    char path[512];
-    snprintf(path, sizeof path, "%s/model/%s.gguf", SLUICE_FIXTURES, name);
-    assert_ok(sl_model_open(&model, path, 0, &err), err);
-    return model;
-}
+#include "exec/exec_helper.h"
 
 /* In each layer expert e of the last ones is used most. */
 static float *rising_uses(const struct sl_model *model, float scale)
@@ -45,8 +36,9 @@ static void test_kept(void **state)
     snprintf(folder, sizeof folder, "%s/test_uses_cache", SLUICE_BINARY_DIR);
     setenv("SLUICE_CACHE_DIR", folder, 1);
     const size_t blocks = sl_mem_n_blocks();
-    struct sl_model *model = open_model("qwen3moe"), *dense = open_model("llama_freqs");
-    struct sl_model *other = open_model("mixtral");
+    struct sl_model *model = helper_open_model("qwen3moe", 0, UINT32_MAX),
+                    *dense = helper_open_model("llama_freqs", 0, UINT32_MAX);
+    struct sl_model *other = helper_open_model("mixtral", 0, UINT32_MAX);
     float *const uses = rising_uses(model, 1.5F);
     assert_ok(sl_uses_save(model, uses, &err), err);
     float *again = sl_uses_load(model);
@@ -116,7 +108,7 @@ static void test_filled(void **state)
 {
     (void)state;
     struct sluice_error err;
-    struct sl_model *model = open_model("qwen3moe");
+    struct sl_model *model = helper_open_model("qwen3moe", 0, UINT32_MAX);
     struct sl_device *dev = NULL;
     struct sl_context *ctx = NULL;
     struct sl_profile profile;
@@ -174,7 +166,7 @@ static double decode_ns(const struct sl_model *model, const float *uses)
 static void test_planned(void **state)
 {
     (void)state;
-    struct sl_model *model = open_model("qwen3moe");
+    struct sl_model *model = helper_open_model("qwen3moe", 0, UINT32_MAX);
     float *const none = rising_uses(model, 0), *const few = rising_uses(model, 1e-6F);
     float *const many = rising_uses(model, 1000);
     const double even_ns = decode_ns(model, NULL);
