@@ -28,11 +28,11 @@
 /* Shorter ranges cost more in merging and hand-outs than they gain. */
 #define MIN_RANGE (2 * SL_KV_BLOCK)
 
-/* A thread's working memory: 241 KiB, of which smaller heads use less. */
+/* A thread's working memory: 257 KiB, of which smaller heads use less. */
 struct memory {
     float q[SL_CPU_MATRIX_Q_BYTES / sizeof(float)]; /* or as floats, which are fewer */
     float o[TILE_ROWS * MAX_HEAD_DIM];
-    float kv[SL_KV_BLOCK * MAX_HEAD_DIM]; /* keys, then values, of one block */
+    float kv[SL_CPU_MATRIX_BYTES / sizeof(float)]; /* keys, then values, of one block */
     float s[TILE_ROWS * SL_KV_BLOCK];
     float max[TILE_ROWS], sum[TILE_ROWS], factor[TILE_ROWS];
     float first[TILE_ROWS], end[TILE_ROWS]; /* bounds inside the block, for softmax_tile */
@@ -40,7 +40,7 @@ struct memory {
 };
 _Static_assert(sizeof(struct memory) <= SL_CPU_THREAD_SCRATCH_BYTES, "thread scratch");
 _Static_assert(SL_CPU_MATRIX_ROWS == TILE_ROWS &&
-                   SL_CPU_MATRIX_BYTES <= sizeof(float) * SL_KV_BLOCK * MAX_HEAD_DIM,
+                   SL_CPU_MATRIX_BYTES >= sizeof(float) * SL_KV_BLOCK * MAX_HEAD_DIM,
                "memory of a block");
 
 struct work {

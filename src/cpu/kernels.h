@@ -77,7 +77,7 @@ struct sl_cpu_attention_kernels {
  * after. `memory` holds SL_CPU_MATRIX_BYTES, `packed` SL_CPU_MATRIX_Q_BYTES, both 64-byte
  * aligned. */
 #define SL_CPU_MATRIX_ROWS 64
-#define SL_CPU_MATRIX_BYTES (48 << 10)
+#define SL_CPU_MATRIX_BYTES (SL_KV_BLOCK * 256 * 4 + SL_CPU_MATRIX_ROWS * SL_KV_BLOCK * 4)
 #define SL_CPU_MATRIX_Q_BYTES (SL_CPU_MATRIX_ROWS * 256 * 6)
 struct sl_cpu_attention_matrix_kernels {
     int min_rows;

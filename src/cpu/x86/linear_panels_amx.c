@@ -77,10 +77,8 @@ BUILD_SIGNED(iq4_xs, BIAS_S8)
 
 /* Products between the start of one and the scaling of its sums. Vectors that are loaded soon after
  * a tile was stored there wait until the store has left the processor. */
-#ifndef SCALE_LAG
-#define SCALE_LAG 6
-#endif
-#define N_STORED 8
+#define SCALE_LAG 3
+#define N_STORED 4
 
 /* What one product needs: the columns of one scale. */
 struct product {
