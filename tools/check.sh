@@ -60,7 +60,7 @@ build() { # preset, targets: a failure ends the check, with its closing line
     fi
 }
 
-tools/setup.sh
+tools/setup.sh check
 [ -n "${SLUICE_OFFLINE:-}" ] || tools/fetch-models.sh
 
 build check

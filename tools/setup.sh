@@ -3,13 +3,16 @@
 #
 # What building and testing Sluice needs on Debian 12. As root: installs what is missing. Otherwise:
 # names it and fails. Elsewhere than on Debian: checks for the programs and libraries alone.
+#
+#   tools/setup.sh [check]     check: as root, also what only some tests need (they are skipped
+#                              without): a compiler for Arm and an emulator, 50 MB
 set -eu
 
 packages="build-essential cmake ninja-build pkg-config libpcre2-dev libcmocka-dev libcjson-dev
           ccache python3 python3-venv ca-certificates clang-format"
-# The kernels for Arm are tested on other processors too (tools/check-neon.sh): 50 MB.
-[ "$(uname -m)" = aarch64 ] ||
+if [ "${1:-}" = check ] && [ "$(id -u)" -eq 0 ] && [ "$(uname -m)" != aarch64 ]; then
     packages="$packages gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+fi
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     missing=""
