@@ -59,19 +59,20 @@ static void layer_list(const struct sl_plan *plan, const struct sl_model *model,
 /* What is in VRAM of shards that are cut. */
 static void print_cuts(const struct sl_plan *plan, const struct sl_model *model)
 {
-    static const char *const names[] = {
-        [SL_SHARD_FFN] = "of each ffn", [SL_SHARD_HEAD] = "of the head"};
-    const char *comma = "  in parts   ";
-    for (int32_t i = plan->n_shards - 2; i < plan->n_shards; i++) {
+    static const char *const names[] = {[SL_SHARD_ATTENTION] = "of each attention and its KV",
+                                        [SL_SHARD_FFN] = "of each ffn",
+                                        [SL_SHARD_HEAD] = "of the head"};
+    const char *before = "  in parts   ";
+    for (int32_t i = plan->n_shards - 3; i < plan->n_shards; i++) {
         const struct sl_shard *const shard = &model->shards[i];
         const int32_t cut = sl_shard_cut(model, shard, plan->split);
         if (cut > 0) {
-            printf("%s%.1f%% %s", comma, 100.0 * cut / sl_shard_cut_end(model, shard),
+            printf("%s%.1f%% %s", before, 100.0 * cut / sl_shard_cut_end(model, shard),
                    names[shard->kind]);
-            comma = " and ";
+            before = ", ";
         }
     }
-    if (plan->split.ffn > 0 || plan->split.head > 0) {
+    if (before[0] == ',') {
         printf(" in VRAM as far as the prefix goes\n");
     }
 }
@@ -158,6 +159,14 @@ static size_t kv_token_bytes(const struct sl_engine *e, const struct sl_plan *pl
            SL_KV_BLOCK;
 }
 
+/* Bytes of the cache, on both sides. */
+static size_t kv_bytes(const struct sl_engine *e, const struct sl_plan *plan)
+{
+    const size_t n_layers = e->model->hp.n_layers, n_kv_layers = (size_t)plan->n_kv_layers;
+    const size_t n_host = plan->split.kv_heads > 0 ? n_layers : n_layers - n_kv_layers;
+    return n_kv_layers * plan->kv_layer_bytes + n_host * plan->kv_host_layer_bytes;
+}
+
 static void print_text(const struct sl_engine *e, const struct sl_plan *plan)
 {
     printf("model    %s, %.2f GiB of weights\n", sl_gguf_path(e->model->file, 0),
@@ -169,7 +178,7 @@ static void print_text(const struct sl_engine *e, const struct sl_plan *plan)
     const struct sl_kv_types kv = plan->options.kv_types;
     printf("cache    keys %s, values %s: %zu bytes a token and layer, %.1f MiB in all\n",
            sl_type_name(kv.k), sl_type_name(kv.v), kv_token_bytes(e, plan),
-           (double)plan->kv_layer_bytes * e->model->hp.n_layers / MIB);
+           (double)kv_bytes(e, plan) / MIB);
     if (plan->smallest_budget_bytes > 0) {
         printf("needs    %.1f MiB at least for the GPU to be of use\n",
                (double)plan->smallest_budget_bytes / MIB);
@@ -247,6 +256,8 @@ static enum sluice_status print_json(const struct sl_engine *e, const struct sl_
     sl_json_u64(&json, root, "kv_layer_bytes", plan->kv_layer_bytes);
     sl_json_i64(&json, root, "cut_ffn", plan->split.ffn);
     sl_json_i64(&json, root, "cut_head", plan->split.head);
+    sl_json_i64(&json, root, "cut_kv_heads", plan->split.kv_heads);
+    sl_json_u64(&json, root, "kv_host_layer_bytes", plan->kv_host_layer_bytes);
     sl_json_u64(&json, root, "kv_token_bytes", kv_token_bytes(e, plan));
     sl_json_string(&json, root, "kv_type_k", sl_type_name(plan->options.kv_types.k));
     sl_json_string(&json, root, "kv_type_v", sl_type_name(plan->options.kv_types.v));

@@ -81,7 +81,8 @@ struct sl_context {
     struct sl_host_buffer logits; /* [max_outputs, n_vocab] float */
     void *workspace;
     void *scratch;
-    struct sl_host_buffer kv; /* layers n_kv_layers .. n_layers - 1, kv_layer_bytes each */
+    struct sl_host_buffer kv; /* layers n_kv_layers .. n_layers - 1, or of all what is behind the
+                                 cut; kv_host_layer_bytes each */
     struct sl_host_buffer kv_table;
     struct sl_kv_runs kv_in_use, kv_written; /* blocks of the pass; only where KV is streamed */
 
@@ -132,9 +133,13 @@ bool sl_context_set_segments(struct sl_context *ctx, int32_t tier, int32_t n_ste
 enum sluice_status sl_pass_run(struct sl_context *ctx, const struct sl_batch *batch,
                                struct sluice_error *err);
 
-/* The cache of a layer, in VRAM or in system memory; and bytes of a block in it. */
-uint8_t *sl_context_kv_home(const struct sl_context *ctx, uint32_t layer);
-size_t sl_context_kv_block_bytes(const struct sl_context *ctx);
+/* What a side has of a layer's cache: all heads, those before or behind a cut, or nothing. */
+struct sl_kv_part {
+    uint8_t *data; /* NULL: nothing */
+    int32_t n_heads;
+    size_t block_bytes;
+};
+struct sl_kv_part sl_context_kv(const struct sl_context *ctx, uint32_t layer, bool in_vram);
 /* Make block `index` of a sequence its own, to be written: one that others use is copied. */
 enum sluice_status sl_context_own_block(struct sl_context *ctx, int32_t seq, int32_t index,
                                         struct sluice_error *err);

@@ -22,9 +22,11 @@
 
 #define EMBED_MIN_SHARED 64 /* tokens: below, waking the pool costs more than it saves */
 
+/* Whether the cache of an attention, or a part of it, is at home in system memory: streamed, it
+ * brings that along. */
 static bool kv_on_host(const struct sl_context *ctx, const struct sl_shard *shard)
 {
-    return shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer >= ctx->plan->n_kv_layers;
+    return shard->kind == SL_SHARD_ATTENTION && sl_context_kv(ctx, shard->layer, false).data;
 }
 
 static size_t image_bytes(const struct sl_shard *shard)
@@ -130,17 +132,25 @@ static enum sluice_status switch_tier(struct sl_pass *p)
     return sl_experts_begin(ctx, p->tier, p->n, &p->copied, p->err);
 }
 
+/* Where KV lies in the ring's item of a streamed attention: behind the weights that come. */
+static size_t ring_kv_offset(const struct sl_pass *p, int32_t shard)
+{
+    return has_resident_part(p, shard) ? sl_shared_rest_bytes(p, shard)
+                                       : image_bytes(&p->ctx->model->shards[shard]);
+}
+
 /* Bring the KV blocks of the pass's sequences into the ring, each to its place in the pool. With
  * those that this pass will write: their other cells must hold finite values. */
 static enum sluice_status upload_kv(struct sl_pass *p, const struct sl_shard *shard, uint8_t *to)
 {
     struct sl_context *const ctx = p->ctx;
-    const size_t block_bytes = sl_context_kv_block_bytes(ctx);
-    const uint8_t *const home = sl_context_kv_home(ctx, shard->layer);
+    const struct sl_kv_part home = sl_context_kv(ctx, shard->layer, false);
     for (int32_t i = 0; i < ctx->kv_in_use.n; i++) {
         const struct sl_kv_run *const run = &ctx->kv_in_use.items[i];
-        const size_t at = (size_t)run->first * block_bytes, bytes = (size_t)run->n * block_bytes;
-        SL_TRY(p->vt->copy_to_device(ctx->device, ctx->copy, to + at, home + at, bytes, p->err));
+        const size_t at = (size_t)run->first * home.block_bytes;
+        const size_t bytes = (size_t)run->n * home.block_bytes;
+        SL_TRY(
+            p->vt->copy_to_device(ctx->device, ctx->copy, to + at, home.data + at, bytes, p->err));
         ctx->stats.copied_bytes += bytes;
     }
     return SLUICE_STATUS_OK;
@@ -167,7 +177,7 @@ static enum sluice_status run_copy(struct sl_pass *p, const struct sl_step *step
     const uint64_t copied_before = ctx->stats.copied_bytes;
     SL_TRY(copy_streamed(p, step->shard, image));
     if (kv_on_host(ctx, shard)) {
-        SL_TRY(upload_kv(p, shard, image + image_bytes(shard)));
+        SL_TRY(upload_kv(p, shard, image + ring_kv_offset(p, step->shard)));
     }
     sl_trace_end(ctx->trace, mark, (size_t)(ctx->stats.copied_bytes - copied_before));
     return p->vt->event_record(ctx->device, ctx->ready[step->shard], ctx->copy, p->err);
@@ -177,12 +187,20 @@ static enum sluice_status run_copy(struct sl_pass *p, const struct sl_step *step
 static struct sl_shard_bind common_bind(const struct sl_pass *p)
 {
     const struct sl_context *const ctx = p->ctx;
-    return (struct sl_shard_bind){.kv = {.types = ctx->plan->options.kv_types,
-                                         .n_kv_heads = (int32_t)ctx->model->hp.n_kv_heads,
-                                         .head_dim = (int32_t)ctx->model->hp.head_dim,
-                                         .table_stride = ctx->cache.n_blocks},
-                                  .n_tokens = p->n,
-                                  .n_kv_max = p->n_kv};
+    return (struct sl_shard_bind){
+        .kv = {.types = ctx->plan->options.kv_types, .table_stride = ctx->cache.n_blocks},
+        .n_tokens = p->n,
+        .n_kv_max = p->n_kv};
+}
+
+/* The cache in VRAM, or in the ring; of a cut one both, each its heads. */
+static void bind_device_kv(const struct sl_pass *p, int32_t index, uint8_t *in_ring,
+                           struct sl_shard_bind *bind)
+{
+    const uint32_t layer = p->ctx->model->shards[index].layer;
+    const struct sl_kv_part there = sl_context_kv(p->ctx, layer, true);
+    bind->kv.data = there.data ? there.data : in_ring;
+    bind->kv_rest = in_ring;
 }
 
 struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index, size_t ring_offset)
@@ -213,8 +231,9 @@ struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index,
     bind.workspace = ctx->arena + p->tier->workspace_offset;
     bind.pos = (const int32_t *)(ctx->arena + p->tier->io_offset);
     bind.logits = (float *)(ctx->arena + p->tier->logits_offset);
-    bind.kv.data =
-        kv_on_host(ctx, shard) ? image + image_bytes(shard) : sl_context_kv_home(ctx, shard->layer);
+    if (shard->kind == SL_SHARD_ATTENTION) {
+        bind_device_kv(p, index, image + ring_kv_offset(p, index), &bind);
+    }
     if (ctx->cache.n_seqs > 1) {
         bind.seq = bind.pos + p->n;
         bind.kv.table = (const int32_t *)(ctx->arena + plan->kv_table_offset);
@@ -235,7 +254,9 @@ struct sl_shard_bind sl_pass_host_bind(const struct sl_pass *p, int32_t index)
     bind.workspace = ctx->workspace;
     bind.pos = ctx->io.data;
     bind.logits = ctx->logits.data;
-    bind.kv.data = kv_on_host(ctx, shard) ? sl_context_kv_home(ctx, shard->layer) : NULL;
+    if (shard->kind == SL_SHARD_ATTENTION) {
+        bind.kv.data = sl_context_kv(ctx, shard->layer, false).data;
+    }
     if (ctx->cache.n_seqs > 1) {
         bind.seq = bind.pos + p->n;
         bind.kv.table = ctx->cache.table;
@@ -331,16 +352,16 @@ static enum sluice_status download_kv(struct sl_pass *p, int32_t index,
                                       const struct sl_shard *shard, const uint8_t *device_kv)
 {
     struct sl_context *const ctx = p->ctx;
-    const size_t block_bytes = sl_context_kv_block_bytes(ctx);
-    uint8_t *const home = sl_context_kv_home(ctx, shard->layer);
+    const struct sl_kv_part home = sl_context_kv(ctx, shard->layer, false);
     size_t all = 0;
     SL_TRY(p->vt->stream_wait(ctx->device, ctx->download, ctx->done[index], p->err));
     const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_DOWNLOAD, "KV of", index);
     for (int32_t i = 0; i < ctx->kv_written.n; i++) {
         const struct sl_kv_run *const run = &ctx->kv_written.items[i];
-        const size_t at = (size_t)run->first * block_bytes, bytes = (size_t)run->n * block_bytes;
-        SL_TRY(p->vt->copy_to_host(ctx->device, ctx->download, home + at, device_kv + at, bytes,
-                                   p->err));
+        const size_t at = (size_t)run->first * home.block_bytes;
+        const size_t bytes = (size_t)run->n * home.block_bytes;
+        SL_TRY(p->vt->copy_to_host(ctx->device, ctx->download, home.data + at, device_kv + at,
+                                   bytes, p->err));
         all += bytes;
     }
     sl_trace_end(ctx->trace, mark, all);
@@ -371,7 +392,7 @@ static enum sluice_status run_gpu(struct sl_pass *p, const struct sl_step *step)
         return SLUICE_STATUS_OK; /* nobody waits for it */
     }
     SL_TRY(p->vt->event_record(ctx->device, ctx->done[i], ctx->compute, p->err));
-    return kv_on_host(ctx, shard) ? download_kv(p, i, shard, bind.kv.data) : SLUICE_STATUS_OK;
+    return kv_on_host(ctx, shard) ? download_kv(p, i, shard, bind.kv_rest) : SLUICE_STATUS_OK;
 }
 
 static void run_cpu(struct sl_pass *p, const struct sl_step *step)

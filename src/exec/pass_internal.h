@@ -58,8 +58,9 @@ enum sluice_status sl_shared_own(struct sl_pass *p, int32_t shard);
 enum sluice_status sl_shared_others(struct sl_pass *p, int32_t shard);
 enum sluice_status sl_shared_join(struct sl_pass *p, int32_t shard);
 
-/* Shards that are cut. Copy what is before the cut, or behind it, to an image; and bind images of
- * both (`rest` NULL: only the first is there). */
+/* Shards that are cut. Bytes of what is behind the cut as an image. Copy what is before the cut, or
+ * behind it, to an image; and bind images of both (`rest` NULL: only the first is there). */
+size_t sl_shared_rest_bytes(const struct sl_pass *p, int32_t shard);
 enum sluice_status sl_shared_copy_part(struct sl_pass *p, int32_t shard, bool rest, uint8_t *to);
 void sl_shared_bind_parts(const struct sl_pass *p, int32_t shard, const uint8_t *own,
                           const uint8_t *rest, struct sl_shard_bind *bind);

@@ -8,41 +8,45 @@
 #include "base/error.h"
 #include "exec/context_internal.h"
 
-size_t sl_context_kv_block_bytes(const struct sl_context *ctx)
-{
-    return sl_kv_block_bytes(ctx->plan->options.kv_types, (int32_t)ctx->model->hp.n_kv_heads,
-                             (int32_t)ctx->model->hp.head_dim);
-}
-
-uint8_t *sl_context_kv_home(const struct sl_context *ctx, uint32_t layer)
+struct sl_kv_part sl_context_kv(const struct sl_context *ctx, uint32_t layer, bool in_vram)
 {
     const struct sl_plan *const plan = ctx->plan;
-    const size_t n_kv_layers = (size_t)plan->n_kv_layers;
-    return layer < n_kv_layers
-               ? ctx->arena + plan->kv_offset + layer * plan->kv_layer_bytes
-               : (uint8_t *)ctx->kv.data + (layer - n_kv_layers) * plan->kv_layer_bytes;
+    const struct sl_hparams *const hp = &ctx->model->hp;
+    const uint32_t n_kv_layers = (uint32_t)plan->n_kv_layers;
+    const int32_t n = (int32_t)hp->n_kv_heads, cut = plan->split.kv_heads;
+    const uint32_t first = cut > 0 ? 0 : n_kv_layers; /* in system memory */
+    struct sl_kv_part part = {.n_heads = cut == 0 ? n : in_vram ? cut : n - cut};
+    if (in_vram && layer < n_kv_layers) {
+        part.data = ctx->arena + plan->kv_offset + layer * plan->kv_layer_bytes;
+    } else if (!in_vram && layer >= first) {
+        part.data = (uint8_t *)ctx->kv.data + (layer - first) * plan->kv_host_layer_bytes;
+    }
+    part.block_bytes =
+        sl_kv_block_bytes(plan->options.kv_types, part.n_heads, (int32_t)hp->head_dim);
+    return part;
 }
 
 /* The content of a block in all layers. */
 static enum sluice_status copy_block(struct sl_context *ctx, int32_t from, int32_t to,
                                      struct sluice_error *err)
 {
-    const size_t bytes = sl_context_kv_block_bytes(ctx);
-    const uint32_t n_kv_layers = (uint32_t)ctx->plan->n_kv_layers;
     enum sluice_status status = SLUICE_STATUS_OK;
     for (uint32_t layer = 0; layer < ctx->model->hp.n_layers && status == SLUICE_STATUS_OK;
          layer++) {
-        uint8_t *const home = sl_context_kv_home(ctx, layer);
-        uint8_t *const dst = home + (size_t)to * bytes;
-        const uint8_t *const src = home + (size_t)from * bytes;
-        if (layer < n_kv_layers) {
-            status =
-                ctx->device->vt->copy_on_device(ctx->device, ctx->compute, dst, src, bytes, err);
-        } else {
-            memcpy(dst, src, bytes);
+        const struct sl_kv_part there = sl_context_kv(ctx, layer, true);
+        const struct sl_kv_part here = sl_context_kv(ctx, layer, false);
+        if (there.data) {
+            const size_t bytes = there.block_bytes;
+            status = ctx->device->vt->copy_on_device(ctx->device, ctx->compute,
+                                                     there.data + (size_t)to * bytes,
+                                                     there.data + (size_t)from * bytes, bytes, err);
+        }
+        if (here.data) {
+            memcpy(here.data + (size_t)to * here.block_bytes,
+                   here.data + (size_t)from * here.block_bytes, here.block_bytes);
         }
     }
-    if (n_kv_layers > 0) {
+    if (ctx->plan->n_kv_layers > 0) {
         const bool good = status == SLUICE_STATUS_OK;
         const enum sluice_status end =
             ctx->device->vt->stream_sync(ctx->device, ctx->compute, good ? err : NULL);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A shard that device and host share: a mixture by experts, a dense feed-forward or the head that
- * are cut by elements or rows. The device sends the normed input down, of a mixture with its choice
- * of experts; then it computes its own part while the pool computes the others from the same input;
- * the host's sum joins the hidden state, which never leaves the device.
+ * A shard that device and host share: a mixture by experts, or one that is cut: attention by KV
+ * heads, a dense feed-forward by elements, the head by rows. The device sends the normed input
+ * down, of a mixture with its choice of experts; then it computes its own part while the pool
+ * computes the others from the same input; the host's sum joins the hidden state, which never
+ * leaves the device.
  *
  *   compute stream   route | down | own part ...        | join
  *   driver + pool                 \ others .......... /
@@ -38,6 +39,11 @@ static struct sl_slice slice_of(const struct sl_pass *p, int32_t shard, bool res
     const int32_t cut = sl_pass_cut(p, shard);
     const int32_t end = sl_shard_cut_end(model, shard_at(p, shard));
     return sl_shard_slice(model, shard_at(p, shard), rest ? cut : 0, rest ? end : cut);
+}
+
+size_t sl_shared_rest_bytes(const struct sl_pass *p, int32_t shard)
+{
+    return slice_of(p, shard, true).bytes;
 }
 
 enum sluice_status sl_shared_copy_part(struct sl_pass *p, int32_t shard, bool rest, uint8_t *to)
@@ -202,7 +208,7 @@ static enum sluice_status join(struct sl_pass *p, int32_t shard, const struct sl
         bind.partial = (float *)(void *)partial;
     } else {
         SL_TRY(p->vt->copy_to_device(ctx->device, ctx->compute,
-                                     (char *)bind.workspace + choice.partial, partial,
+                                     (char *)bind.workspace + choice.joined, partial,
                                      (size_t)p->n * ctx->model->hp.n_embd * sizeof(float), p->err));
     }
     return sl_pass_queue(p, shard, &bind);

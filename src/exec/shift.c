@@ -109,12 +109,12 @@ static void shift_heads(void *arg, int thread, int n_threads)
 
 /* `data` holds the whole pool, or with `in_order` the sequence's blocks one after the other. */
 static void shift_layer(const struct sl_context *ctx, const struct shift *s, void *data,
-                        bool in_order)
+                        int32_t n_heads, bool in_order)
 {
     struct shift_work w = {.shift = s,
                            .kv = {.data = data,
                                   .types = ctx->plan->options.kv_types,
-                                  .n_kv_heads = (int32_t)ctx->model->hp.n_kv_heads,
+                                  .n_kv_heads = n_heads,
                                   .head_dim = (int32_t)ctx->model->hp.head_dim,
                                   .table = in_order ? NULL : ctx->cache.table,
                                   .table_stride = ctx->cache.n_blocks},
@@ -128,21 +128,20 @@ static void shift_layer(const struct sl_context *ctx, const struct shift *s, voi
 
 /* Blocks begin .. end - 1 of the sequence between a layer's cache in VRAM and `buffer`, where they
  * are in order. */
-static enum sluice_status move_blocks(struct sl_context *ctx, const struct shift *s, uint8_t *home,
-                                      uint8_t *buffer, int32_t begin, int32_t end, bool up,
-                                      struct sluice_error *err)
+static enum sluice_status move_blocks(struct sl_context *ctx, const struct shift *s,
+                                      const struct sl_kv_part *part, uint8_t *buffer, int32_t begin,
+                                      int32_t end, bool up, struct sluice_error *err)
 {
     const struct sl_device_vtable *const vt = ctx->device->vt;
     const int32_t *const table = ctx->cache.table + (size_t)s->seq * (size_t)ctx->cache.n_blocks;
-    const size_t block_bytes = sl_context_kv_block_bytes(ctx);
     for (int32_t i = begin; i < end;) {
         int32_t n = 1;
         while (i + n < end && table[i + n] == table[i] + n) {
             n++;
         }
-        uint8_t *const device = home + (size_t)table[i] * block_bytes;
-        uint8_t *const host = buffer + (size_t)i * block_bytes;
-        const size_t bytes = (size_t)n * block_bytes;
+        uint8_t *const device = part->data + (size_t)table[i] * part->block_bytes;
+        uint8_t *const host = buffer + (size_t)i * part->block_bytes;
+        const size_t bytes = (size_t)n * part->block_bytes;
         SL_TRY(up ? vt->copy_to_device(ctx->device, ctx->compute, device, host, bytes, err)
                   : vt->copy_to_host(ctx->device, ctx->compute, host, device, bytes, err));
         i += n;
@@ -150,17 +149,17 @@ static enum sluice_status move_blocks(struct sl_context *ctx, const struct shift
     return vt->stream_sync(ctx->device, ctx->compute, err);
 }
 
-/* A layer whose cache is in VRAM, by way of `buffer`: the blocks from the first that changes on. */
+/* What is in VRAM of a layer's cache, by way of `buffer`: the blocks from the first that changes
+ * on. */
 static enum sluice_status shift_device_layer(struct sl_context *ctx, const struct shift *s,
-                                             uint32_t layer, uint8_t *buffer,
+                                             const struct sl_kv_part *part, uint8_t *buffer,
                                              struct sluice_error *err)
 {
-    uint8_t *const home = sl_context_kv_home(ctx, layer);
     const int32_t first = s->n_keep / SL_KV_BLOCK;
-    SL_TRY(move_blocks(ctx, s, home, buffer, first, sl_kv_pool_blocks(s->n_left + s->n_drop), false,
+    SL_TRY(move_blocks(ctx, s, part, buffer, first, sl_kv_pool_blocks(s->n_left + s->n_drop), false,
                        err));
-    shift_layer(ctx, s, buffer, true);
-    return move_blocks(ctx, s, home, buffer, first, sl_kv_pool_blocks(s->n_left), true, err);
+    shift_layer(ctx, s, buffer, part->n_heads, true);
+    return move_blocks(ctx, s, part, buffer, first, sl_kv_pool_blocks(s->n_left), true, err);
 }
 
 static enum sluice_status shift_all(struct sl_context *ctx, struct shift *s, uint8_t *buffer,
@@ -172,10 +171,13 @@ static enum sluice_status shift_all(struct sl_context *ctx, struct shift *s, uin
             continue;
         }
         shift_init(s, ctx, shard);
-        if (shard->layer < (uint32_t)ctx->plan->n_kv_layers) {
-            SL_TRY(shift_device_layer(ctx, s, shard->layer, buffer, err));
-        } else {
-            shift_layer(ctx, s, sl_context_kv_home(ctx, shard->layer), false);
+        const struct sl_kv_part there = sl_context_kv(ctx, shard->layer, true);
+        const struct sl_kv_part here = sl_context_kv(ctx, shard->layer, false);
+        if (there.data) {
+            SL_TRY(shift_device_layer(ctx, s, &there, buffer, err));
+        }
+        if (here.data) {
+            shift_layer(ctx, s, here.data, here.n_heads, false);
         }
     }
     return SLUICE_STATUS_OK;

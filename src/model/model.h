@@ -113,29 +113,31 @@ void sl_model_close(struct sl_model **model);
 /* Float rows of the embedding, scaled, for tokens (each < n_vocab): out [n, n_embd]. */
 void sl_model_embed(const struct sl_model *model, const int32_t *tokens, int32_t n, float *out);
 
-/* Where dense feed-forwards and the head are cut in two, the same in all layers: elements between
- * gate, up and down (rows of gate and up, columns of down), and rows of the output matrix, that
- * come first. 0: not cut. */
+/* Where shards are cut in two, the same in all layers: what comes first of the elements between
+ * gate, up and down of a dense feed-forward (rows of gate and up, columns of down), of the rows of
+ * the output matrix, and of the KV heads with their query heads (rows of q, k and v, columns of o,
+ * and the cache). 0: not cut. */
 struct sl_split {
     int32_t ffn;
     int32_t head;
+    int32_t kv_heads;
 };
 
-/* Where this shard is cut; 0: it is not. How many elements or rows there are to cut; 0: attention
- * and mixtures are never. And what cuts are multiples of: whole blocks. */
+/* Where this shard is cut; 0: it is not. How much there is to cut; 0: mixtures are never. And what
+ * cuts are multiples of: whole blocks. */
 int32_t sl_shard_cut(const struct sl_model *model, const struct sl_shard *shard,
                      struct sl_split split);
 int32_t sl_shard_cut_end(const struct sl_model *model, const struct sl_shard *shard);
 int32_t sl_shard_cut_unit(const struct sl_model *model, const struct sl_shard *shard);
 
-/* A piece of a shard that can be cut, elements (or rows) begin .. end - 1: where its matrices lie
- * in the file, and where in an image of the piece alone. */
+/* A piece of a shard that can be cut, elements (rows, KV heads) begin .. end - 1: where its
+ * matrices lie in the file, and where in an image of the piece alone. */
 struct sl_slice {
     struct {
         const void *data; /* n_rows of row_bytes, pitch_bytes apart; NULL: no such matrix */
         size_t row_bytes, pitch_bytes, n_rows;
         size_t offset; /* in the image, without gaps */
-    } weights[SL_N_FFN_WEIGHTS];
+    } weights[SL_N_ATTENTION_WEIGHTS];
     uint32_t n_weights;
     size_t bytes; /* of the image */
 };
@@ -148,9 +150,9 @@ size_t sl_shard_resident_bytes(const struct sl_model *model, const struct sl_sha
                                struct sl_split split);
 
 /* What a list of operators is of a shard. One may be shared by two sides. A mixture: the device
- * routes, divides the chosen experts and computes its own, the host computes the others. A dense
- * feed-forward or the head that is cut: the device has what is before the cut, the host the rest.
- * The host's sum joins the device's; of the head, each side makes logits of its own. */
+ * routes, divides the chosen experts and computes its own, the host computes the others. A shard
+ * that is cut: the device has what is before the cut, the host the rest. The host's sum joins the
+ * device's; of the head, each side makes logits of its own. */
 enum sl_shard_part {
     SL_PART_WHOLE,
     SL_PART_ROUTE,  /* norm; of mixtures the router too, and with at_hand: what is mine */
@@ -167,7 +169,7 @@ struct sl_shard_bind {
     void *workspace;                           /* sl_shard_workspace_bytes, 256-byte aligned */
     const int32_t *pos;                        /* [n_tokens] */
     const int32_t *seq;                        /* [n_tokens] or NULL */
-    struct sl_kv_view kv;                      /* attention only */
+    struct sl_kv_view kv;                      /* attention only; of the heads that are computed */
     int32_t n_tokens;
     int32_t n_kv_max; /* see sl_op_attention */
     float *logits;    /* head only: [n_outputs, n_vocab] of the last n_outputs tokens */
@@ -176,7 +178,8 @@ struct sl_shard_bind {
     /* Of a shard that is cut (0: not). Then `weights` are an image of what is before the cut, and
      * for WHOLE `rest` of what is behind it; for OTHERS they are those of the file. */
     int32_t cut;
-    const void *rest[SL_N_FFN_WEIGHTS];
+    const void *rest[SL_N_ATTENTION_WEIGHTS];
+    void *kv_rest; /* WHOLE: the cache of the KV heads behind the cut, as `kv` otherwise */
     /* Mixtures only. */
     const void *const *experts[3]; /* tables of gate, up, down by expert; NULL: in the image */
     const uint8_t *at_hand;        /* ROUTE: by expert; NULL: no division */
@@ -192,6 +195,7 @@ struct sl_shard_bind {
 struct sl_shard_choice {
     size_t ids, mine, end; /* the stretch is 0 .. end */
     size_t partial, bytes; /* bytes: all that OTHERS works in */
+    size_t joined;         /* where JOIN looks for the partial sums in its own workspace */
 };
 struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struct sl_shard *shard,
                                        int32_t n_tokens);
@@ -199,7 +203,7 @@ struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struc
 /* Long passes are cut into pieces, but for shards that are shared: those take no more tokens. */
 #define SL_SHARD_PIECE_TOKENS 1024
 #define SL_SHARD_MAX_PIECES 4
-#define SL_SHARD_MAX_OPS (SL_SHARD_MAX_PIECES * 14)
+#define SL_SHARD_MAX_OPS (SL_SHARD_MAX_PIECES * 18)
 
 /* The ops of one shard. Returns how many were written to `ops` (SL_SHARD_MAX_OPS). Weights left
  * NULL in `bind` give ops fit for sl_op_scratch_bytes and cost models only. */

@@ -4,6 +4,8 @@
  *
  *   attention   a = norm(h); q, k, v = linear(a); q/k norms; rope; store k, v;
  *               a = attention(q); h += o(a)            or  b = o(a); h += norm(b)
+ *   att., cut   the same for q, k and v of the first KV heads, with their columns of o; elsewhere
+ *               p = o(a) of the others; here: h += p  or  b += p; h += norm(b)
  *   ffn         a = norm(h); g = act(gate(a)) * up(a); h += down(g)  or  a = down(g); h += norm(a)
  *   ffn, cut    a = norm(h); the rest with the first elements of g; elsewhere: p = down(g) of the
  *               others; here: h += p  or  a += p; h += norm(a)
@@ -92,41 +94,71 @@ static bool is_dense_ffn(const struct sl_model *model, const struct sl_shard *sh
 int32_t sl_shard_cut(const struct sl_model *model, const struct sl_shard *shard,
                      struct sl_split split)
 {
-    return is_dense_ffn(model, shard) ? split.ffn : shard->kind == SL_SHARD_HEAD ? split.head : 0;
+    return shard->kind == SL_SHARD_ATTENTION ? split.kv_heads
+           : shard->kind == SL_SHARD_HEAD    ? split.head
+           : is_dense_ffn(model, shard)      ? split.ffn
+                                             : 0;
 }
 
 int32_t sl_shard_cut_end(const struct sl_model *model, const struct sl_shard *shard)
 {
-    return is_dense_ffn(model, shard)     ? (int32_t)model->hp.n_ff
-           : shard->kind == SL_SHARD_HEAD ? (int32_t)shard->weights[SL_W_OUTPUT].m.n_rows
-                                          : 0;
+    return shard->kind == SL_SHARD_ATTENTION ? (int32_t)model->hp.n_kv_heads
+           : shard->kind == SL_SHARD_HEAD    ? (int32_t)shard->weights[SL_W_OUTPUT].m.n_rows
+           : is_dense_ffn(model, shard)      ? (int32_t)model->hp.n_ff
+                                             : 0;
+}
+
+/* Query rows of a KV head. */
+static int32_t head_rows(const struct sl_model *model)
+{
+    const struct sl_hparams *const hp = &model->hp;
+    return (int32_t)(hp->n_heads / hp->n_kv_heads * hp->head_dim);
 }
 
 int32_t sl_shard_cut_unit(const struct sl_model *model, const struct sl_shard *shard)
 {
+    if (shard->kind == SL_SHARD_ATTENTION) {
+        const enum sl_type type = shard->weights[SL_W_O].m.type;
+        const int32_t block = (int32_t)sl_type_traits(type)->block_items;
+        int32_t n = 1;
+        while (n * head_rows(model) % block != 0) {
+            n++;
+        }
+        return n;
+    }
     const int32_t least = sl_shard_cut_end(model, shard) > SMALL ? CUT_UNIT : SMALL_CUT_UNIT;
-    if (!is_dense_ffn(model, shard)) {
+    if (shard->kind == SL_SHARD_HEAD) {
         return least;
     }
     const int32_t block = (int32_t)sl_type_traits(shard->weights[SL_W_DOWN].m.type)->block_items;
     return block > least ? block : least;
 }
 
+/* Rows or columns of a matrix that one element of a cut stands for. */
+static int32_t cut_width(const struct sl_model *model, const struct sl_shard *shard, uint32_t w)
+{
+    if (shard->kind != SL_SHARD_ATTENTION) {
+        return 1;
+    }
+    return w == SL_W_Q || w == SL_W_O ? head_rows(model) : (int32_t)model->hp.head_dim;
+}
+
 struct sl_slice sl_shard_slice(const struct sl_model *model, const struct sl_shard *shard,
                                int32_t begin, int32_t end)
 {
-    assert(is_dense_ffn(model, shard) || shard->kind == SL_SHARD_HEAD);
-    (void)model; /* asserts aside */
     struct sl_slice s = {.n_weights = shard->n_weights};
+    assert(s.n_weights <= SL_N_ATTENTION_WEIGHTS);
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         const struct sl_matrix *const m = &shard->weights[w].m;
-        const bool columns = shard->kind == SL_SHARD_FFN && w == SL_W_DOWN;
+        const bool columns = (shard->kind == SL_SHARD_FFN && w == SL_W_DOWN) ||
+                             (shard->kind == SL_SHARD_ATTENTION && w == SL_W_O);
+        const int64_t width = cut_width(model, shard, w), n = (end - begin) * width;
         const size_t row_bytes = sl_type_row_bytes(m->type, m->n_cols);
-        const size_t n = (size_t)(end - begin);
-        const size_t at = columns ? sl_type_row_bytes(m->type, begin) : (size_t)begin * row_bytes;
+        const size_t at = columns ? sl_type_row_bytes(m->type, begin * width)
+                                  : (size_t)(begin * width) * row_bytes;
         s.weights[w].data = m->data ? (const char *)m->data + at : NULL;
-        s.weights[w].row_bytes = columns ? sl_type_row_bytes(m->type, end - begin) : n * row_bytes;
-        s.weights[w].pitch_bytes = columns ? row_bytes : n * row_bytes;
+        s.weights[w].row_bytes = columns ? sl_type_row_bytes(m->type, n) : (size_t)n * row_bytes;
+        s.weights[w].pitch_bytes = columns ? row_bytes : s.weights[w].row_bytes;
         s.weights[w].n_rows = columns ? (size_t)m->n_rows : 1;
         s.weights[w].offset = s.bytes;
         s.bytes += align_up(s.weights[w].row_bytes * s.weights[w].n_rows);
@@ -151,7 +183,8 @@ struct workspace {
     size_t k, v;         /* attention. ffn: k is up. */
     size_t ids, weights; /* mixture: the router's choice */
     size_t mine;         /* shared mixture */
-    size_t partial;      /* shared: of a dense feed-forward where up was */
+    size_t partial;      /* shared: where up was, or q */
+    size_t joined;       /* the same where it is added: attention's output is no longer needed */
     size_t one, gate;    /* of the shared expert: its choice, which is always 0, and its weight */
     size_t bytes;
 };
@@ -160,6 +193,14 @@ static size_t take(struct workspace *ws, int32_t n_rows, size_t n_cols)
 {
     const size_t offset = ws->bytes;
     ws->bytes += align_up((size_t)n_rows * n_cols * sizeof(float));
+    return offset;
+}
+
+/* With room for both sides of a cut to be aligned. */
+static size_t take_cut(struct workspace *ws, int32_t n_rows, size_t n_cols)
+{
+    const size_t offset = take(ws, n_rows, n_cols);
+    ws->bytes += IMAGE_ALIGN_BYTES;
     return offset;
 }
 
@@ -183,10 +224,10 @@ static struct workspace carve(const struct sl_model *model, const struct sl_shar
     }
     switch (shard->kind) {
     case SL_SHARD_ATTENTION:
-        ws.a = take(&ws, n_tokens, widest);
-        ws.b = take(&ws, n_tokens, widest);
-        ws.k = take(&ws, n_tokens, n_kv);
-        ws.v = take(&ws, n_tokens, n_kv);
+        ws.a = ws.joined = take_cut(&ws, n_tokens, widest);
+        ws.b = ws.partial = take_cut(&ws, n_tokens, widest);
+        ws.k = take_cut(&ws, n_tokens, n_kv);
+        ws.v = take_cut(&ws, n_tokens, n_kv);
         break;
     case SL_SHARD_FFN:
         ws.a = take(&ws, n_tokens, n_embd);
@@ -194,16 +235,14 @@ static struct workspace carve(const struct sl_model *model, const struct sl_shar
             ws.ids = take(&ws, n_tokens, hp->n_experts_used);
             ws.weights = take(&ws, n_tokens, hp->n_experts_used);
             ws.mine = take(&ws, n_tokens, hp->n_experts_used);
-            ws.partial = take(&ws, n_tokens, n_embd);
+            ws.partial = ws.joined = take(&ws, n_tokens, n_embd);
             ws.one = take(&ws, n_tokens, hp->n_ff_shared > 0);
             ws.gate = take(&ws, n_tokens, hp->n_ff_shared > 0);
             break;
         }
-        /* With room for both sides of a cut to be aligned. */
-        ws.b = take(&ws, n_tokens, hp->n_ff);
-        ws.bytes += IMAGE_ALIGN_BYTES;
-        ws.k = ws.partial = take(&ws, n_tokens, hp->n_ff > n_embd ? hp->n_ff : n_embd);
-        ws.bytes += IMAGE_ALIGN_BYTES;
+        ws.b = take_cut(&ws, n_tokens, hp->n_ff);
+        ws.k = take_cut(&ws, n_tokens, hp->n_ff > n_embd ? hp->n_ff : n_embd);
+        ws.partial = ws.joined = ws.k;
         break;
     case SL_SHARD_HEAD:
         ws.a = take(&ws, n_outputs, n_embd);
@@ -283,22 +322,6 @@ static struct sl_op_linear *add_linear(struct builder *b, int32_t n_tokens, cons
     return linear;
 }
 
-/* The last product of a sub-layer: into the residual stream, or through a norm by way of `temp`. */
-static void add_residual(struct builder *b, const float *x, uint32_t role, size_t bias,
-                         size_t post_norm, float *temp)
-{
-    const struct sl_shard_bind *bind = b->bind;
-    struct sl_op_linear *linear = add_linear(b, bind->n_tokens, x);
-    if (post_norm == SL_NO_CONST) {
-        add_part(b, linear, role, bias, bind->hidden);
-        linear->accumulate = true;
-        return;
-    }
-    add_part(b, linear, role, bias, temp);
-    add_norm(b, bind->n_tokens, post_norm, temp, bind->hidden, b->model->hp.n_embd, 1)->accumulate =
-        true;
-}
-
 static void add_rope(struct builder *b, float *x, uint32_t n_heads)
 {
     const struct sl_model *model = b->model;
@@ -316,68 +339,163 @@ static void add_rope(struct builder *b, float *x, uint32_t n_heads)
     rope->neox = model->arch->rope_neox;
 }
 
+/* KV heads begin .. end - 1 of an attention, with their query heads. */
+struct attention_part {
+    int32_t begin, end;
+    const void *const *weights;
+    bool in_file; /* the matrices are whole; else images of the part */
+    void *cache;  /* of these heads alone */
+    float *q, *k, *v, *a;
+};
+
 /* The cache as the caller gave it, with the shape that the model knows. */
-static struct sl_kv_view kv_view(const struct builder *b)
+static struct sl_kv_view kv_view(const struct builder *b, const struct attention_part *part)
 {
     struct sl_kv_view kv = b->bind->kv;
-    kv.n_kv_heads = (int32_t)b->model->hp.n_kv_heads;
+    kv.data = part->cache;
+    kv.n_kv_heads = part->end - part->begin;
     kv.head_dim = (int32_t)b->model->hp.head_dim;
     return kv;
 }
 
-static void add_attention(struct builder *b, const float *q, float *y)
+static const void *after(const void *data, size_t bytes)
+{
+    return data ? (const char *)data + bytes : NULL;
+}
+
+/* Rows begin .. end - 1 of a matrix of the file, or all of those of a part's image. */
+static void add_rows(const struct builder *b, struct sl_op_linear *linear, uint32_t role,
+                     const void *data, bool in_file, int64_t begin, int64_t end, size_t bias,
+                     float *y)
+{
+    const float *const biases = constant(b, bias);
+    add_part(b, linear, role, SL_NO_CONST, y);
+    struct sl_matrix *const w = &linear->part[linear->n_parts - 1].w;
+    w->data = after(data, in_file ? (size_t)begin * sl_type_row_bytes(w->type, w->n_cols) : 0);
+    w->n_rows = end - begin;
+    linear->part[linear->n_parts - 1].bias = biases ? biases + begin : NULL;
+}
+
+/* A product with columns begin .. end - 1. The bias is the first columns'. */
+static void add_columns(struct builder *b, uint32_t role, const void *data, bool in_file,
+                        int64_t begin, int64_t end, size_t bias, const float *x, float *y,
+                        bool accumulate)
+{
+    struct sl_op_linear *const linear = add_linear(b, b->bind->n_tokens, x);
+    linear->accumulate = accumulate;
+    add_part(b, linear, role, begin == 0 ? bias : SL_NO_CONST, y);
+    struct sl_matrix *const w = &linear->part[0].w;
+    w->data = data;
+    if (in_file && end - begin < w->n_cols) {
+        w->data = after(data, sl_type_row_bytes(w->type, begin));
+        w->pitch_bytes = (uint32_t)sl_type_row_bytes(w->type, w->n_cols);
+    }
+    w->n_cols = end - begin;
+}
+
+/* Queries, keys and values of the part's heads, the latter to the cache. */
+static void add_heads(struct builder *b, const struct attention_part *part, const float *a)
 {
     const struct sl_hparams *hp = &b->model->hp;
+    const struct sl_shard_bind *bind = b->bind;
+    const int32_t n = bind->n_tokens, n_heads = part->end - part->begin;
+    const int32_t group = (int32_t)(hp->n_heads / hp->n_kv_heads);
+    static const enum sl_vector biases[] = {SL_V_Q_BIAS, SL_V_K_BIAS, SL_V_V_BIAS};
+    float *const y[] = {part->q, part->k, part->v};
+    struct sl_op_linear *qkv = add_linear(b, n, a);
+    for (uint32_t w = SL_W_Q; w <= SL_W_V; w++) {
+        const int64_t width = cut_width(b->model, b->shard, w);
+        add_rows(b, qkv, w, part->weights[w], part->in_file, part->begin * width, part->end * width,
+                 layer_vector(b, biases[w]), y[w]);
+    }
+    const size_t q_norm = layer_vector(b, SL_V_Q_NORM);
+    if (q_norm != SL_NO_CONST) {
+        add_norm(b, n, q_norm, part->q, part->q, hp->head_dim, (uint32_t)(n_heads * group));
+    }
+    const size_t k_norm = layer_vector(b, SL_V_K_NORM);
+    if (k_norm != SL_NO_CONST) {
+        add_norm(b, n, k_norm, part->k, part->k, hp->head_dim, (uint32_t)n_heads);
+    }
+    add_rope(b, part->q, (uint32_t)(n_heads * group));
+    add_rope(b, part->k, (uint32_t)n_heads);
+    struct sl_op_kv_store *store = &add_op(b, SL_OP_KV_STORE, n)->kv_store;
+    store->k = part->k;
+    store->v = part->v;
+    store->pos = bind->pos;
+    store->seq = bind->seq;
+    store->kv = kv_view(b, part);
+}
+
+static void add_attention(struct builder *b, const struct attention_part *part)
+{
+    const struct sl_hparams *hp = &b->model->hp;
+    const int32_t group = (int32_t)(hp->n_heads / hp->n_kv_heads);
+    const float *const sinks = constant(b, layer_vector(b, SL_V_SINKS));
     struct sl_op_attention *op = &add_op(b, SL_OP_ATTENTION, b->bind->n_tokens)->attention;
-    op->q = q;
-    op->y = y;
+    op->q = part->q;
+    op->y = part->a;
     op->pos = b->bind->pos;
     op->seq = b->bind->seq;
-    op->sinks = constant(b, layer_vector(b, SL_V_SINKS));
-    op->kv = kv_view(b);
-    op->n_heads = (int32_t)hp->n_heads;
+    op->sinks = sinks ? sinks + part->begin * group : NULL;
+    op->kv = kv_view(b, part);
+    op->n_heads = (part->end - part->begin) * group;
     op->n_kv_max = b->bind->n_kv_max;
     op->window = (int32_t)b->shard->window;
     op->scale = hp->attention_scale;
     op->softcap = hp->attention_softcap;
 }
 
-static void build_attention(struct builder *b)
+/* The parts of an attention that this list computes. */
+static int attention_parts(const struct builder *b, const struct workspace *ws,
+                           struct attention_part *parts)
 {
-    const struct sl_hparams *hp = &b->model->hp;
-    const struct sl_shard_bind *bind = b->bind;
-    const int32_t n = bind->n_tokens;
-    const struct workspace ws = carve(b->model, b->shard, n, 0);
-    float *q = work(b, ws.b);
-    float *k = work(b, ws.k);
-    float *v = work(b, ws.v);
-    float *a = work(b, ws.a);
+    const struct sl_shard_bind *const bind = b->bind;
+    const int32_t n_kv_heads = (int32_t)b->model->hp.n_kv_heads, cut = bind->cut;
+    const bool others = bind->part == SL_PART_OTHERS;
+    parts[0] = (struct attention_part){.begin = others ? cut : 0,
+                                       .end = others || cut == 0 ? n_kv_heads : cut,
+                                       .weights = bind->weights,
+                                       .in_file = others,
+                                       .cache = bind->kv.data,
+                                       .q = work(b, ws->b),
+                                       .k = work(b, ws->k),
+                                       .v = work(b, ws->v),
+                                       .a = work(b, ws->a)};
+    if (cut == 0 || bind->part != SL_PART_WHOLE) {
+        return 1;
+    }
+    const size_t n = (size_t)bind->n_tokens * (size_t)cut * sizeof(float);
+    const size_t q = align_up(n * (size_t)head_rows(b->model));
+    const size_t kv = align_up(n * b->model->hp.head_dim);
+    parts[1] = (struct attention_part){.begin = cut,
+                                       .end = n_kv_heads,
+                                       .weights = bind->rest,
+                                       .cache = bind->kv_rest,
+                                       .q = work(b, ws->b + q),
+                                       .k = work(b, ws->k + kv),
+                                       .v = work(b, ws->v + kv),
+                                       .a = work(b, ws->a + q)};
+    return 2;
+}
 
-    add_norm(b, n, layer_vector(b, SL_V_ATTN_NORM), bind->hidden, a, hp->n_embd, 1);
-    struct sl_op_linear *qkv = add_linear(b, n, a);
-    add_part(b, qkv, SL_W_Q, layer_vector(b, SL_V_Q_BIAS), q);
-    add_part(b, qkv, SL_W_K, layer_vector(b, SL_V_K_BIAS), k);
-    add_part(b, qkv, SL_W_V, layer_vector(b, SL_V_V_BIAS), v);
-    const size_t q_norm = layer_vector(b, SL_V_Q_NORM);
-    if (q_norm != SL_NO_CONST) {
-        add_norm(b, n, q_norm, q, q, hp->head_dim, hp->n_heads);
+/* The normed input is no longer needed when all heads are there, nor q after attention. */
+static void add_attention_parts(struct builder *b, const struct workspace *ws, float *y,
+                                bool accumulate)
+{
+    struct attention_part parts[2];
+    const int n_parts = attention_parts(b, ws, parts);
+    for (int i = 0; i < n_parts; i++) {
+        add_heads(b, &parts[i], work(b, ws->a));
     }
-    const size_t k_norm = layer_vector(b, SL_V_K_NORM);
-    if (k_norm != SL_NO_CONST) {
-        add_norm(b, n, k_norm, k, k, hp->head_dim, hp->n_kv_heads);
+    for (int i = 0; i < n_parts; i++) {
+        add_attention(b, &parts[i]);
     }
-    add_rope(b, q, hp->n_heads);
-    add_rope(b, k, hp->n_kv_heads);
-    struct sl_op_kv_store *store = &add_op(b, SL_OP_KV_STORE, n)->kv_store;
-    store->k = k;
-    store->v = v;
-    store->pos = bind->pos;
-    store->seq = bind->seq;
-    store->kv = kv_view(b);
-    /* The normed input is no longer needed, nor q after attention. */
-    add_attention(b, q, a);
-    add_residual(b, a, SL_W_O, layer_vector(b, SL_V_O_BIAS), layer_vector(b, SL_V_POST_ATTN_NORM),
-                 q);
+    const int64_t width = cut_width(b->model, b->shard, SL_W_O);
+    for (int i = 0; i < n_parts; i++) {
+        add_columns(b, SL_W_O, parts[i].weights[SL_W_O], parts[i].in_file, parts[i].begin * width,
+                    parts[i].end * width, layer_vector(b, SL_V_O_BIAS), parts[i].a, y,
+                    accumulate || i > 0);
+    }
 }
 
 /* Elements begin .. end - 1 of a dense feed-forward. */
@@ -388,47 +506,14 @@ struct ffn_part {
     float *gate, *up; /* [n_tokens, end - begin] */
 };
 
-static const void *after(const void *data, size_t bytes)
-{
-    return data ? (const char *)data + bytes : NULL;
-}
-
-/* The part's rows of gate or up, with their bias. */
-static void add_ffn_rows(const struct builder *b, struct sl_op_linear *linear,
-                         const struct ffn_part *part, uint32_t role, enum sl_vector bias, float *y)
-{
-    const struct sl_matrix *const m = &b->shard->weights[role].m;
-    const size_t skip = (size_t)part->begin * sl_type_row_bytes(m->type, m->n_cols);
-    const float *const biases = constant(b, layer_vector(b, bias));
-    add_part(b, linear, role, SL_NO_CONST, y);
-    struct sl_matrix *const w = &linear->part[linear->n_parts - 1].w;
-    w->data = after(part->weights[role], part->in_file ? skip : 0);
-    w->n_rows = part->end - part->begin;
-    linear->part[linear->n_parts - 1].bias = biases ? biases + part->begin : NULL;
-}
-
 static void add_gate_up(struct builder *b, const struct ffn_part *part, const float *a)
 {
     struct sl_op_linear *const linear = add_linear(b, b->bind->n_tokens, a);
     linear->activation = b->model->arch->activation;
-    add_ffn_rows(b, linear, part, SL_W_GATE, SL_V_GATE_BIAS, part->gate);
-    add_ffn_rows(b, linear, part, SL_W_UP, SL_V_UP_BIAS, part->up);
-}
-
-/* The part's columns of down. The bias is the first part's. */
-static void add_down(struct builder *b, const struct ffn_part *part, float *y, bool accumulate)
-{
-    const size_t bias = part->begin == 0 ? layer_vector(b, SL_V_DOWN_BIAS) : SL_NO_CONST;
-    struct sl_op_linear *const linear = add_linear(b, b->bind->n_tokens, part->gate);
-    linear->accumulate = accumulate;
-    add_part(b, linear, SL_W_DOWN, bias, y);
-    struct sl_matrix *const w = &linear->part[0].w;
-    w->data = part->weights[SL_W_DOWN];
-    if (part->in_file) {
-        w->data = after(w->data, sl_type_row_bytes(w->type, part->begin));
-        w->pitch_bytes = (uint32_t)sl_type_row_bytes(w->type, w->n_cols);
-    }
-    w->n_cols = part->end - part->begin;
+    add_rows(b, linear, SL_W_GATE, part->weights[SL_W_GATE], part->in_file, part->begin, part->end,
+             layer_vector(b, SL_V_GATE_BIAS), part->gate);
+    add_rows(b, linear, SL_W_UP, part->weights[SL_W_UP], part->in_file, part->begin, part->end,
+             layer_vector(b, SL_V_UP_BIAS), part->up);
 }
 
 /* The parts of a dense feed-forward that this list computes. */
@@ -459,13 +544,13 @@ static void add_join(struct builder *b, const struct workspace *ws, float *y)
 {
     const struct sl_shard_bind *bind = b->bind;
     struct sl_op_add *add = &add_op(b, SL_OP_ADD, bind->n_tokens)->add;
-    add->x = bind->partial ? bind->partial : work(b, ws->partial);
+    add->x = bind->partial ? bind->partial : work(b, ws->joined);
     add->y = y;
     add->n = b->model->hp.n_embd;
 }
 
 /* Both parts' gate and up come before either's down, which may take the memory of their input. */
-static void add_products(struct builder *b, const struct workspace *ws, float *y, bool accumulate)
+static void add_ffn_parts(struct builder *b, const struct workspace *ws, float *y, bool accumulate)
 {
     struct ffn_part parts[2];
     const int n_parts = ffn_parts(b, ws, parts);
@@ -473,32 +558,51 @@ static void add_products(struct builder *b, const struct workspace *ws, float *y
         add_gate_up(b, &parts[i], work(b, ws->a));
     }
     for (int i = 0; i < n_parts; i++) {
-        add_down(b, &parts[i], y, accumulate || i > 0);
+        add_columns(b, SL_W_DOWN, parts[i].weights[SL_W_DOWN], parts[i].in_file, parts[i].begin,
+                    parts[i].end, layer_vector(b, SL_V_DOWN_BIAS), parts[i].gate, y,
+                    accumulate || i > 0);
     }
 }
 
-static void build_ffn(struct builder *b)
+typedef void add_parts_fn(struct builder *b, const struct workspace *ws, float *y, bool accumulate);
+
+/* A sub-layer of the residual stream, or a part of it: its sums go into the stream, or by way of
+ * `temp` through a norm, which comes when all are there. */
+static void build_sublayer(struct builder *b, size_t pre_norm, size_t post_norm,
+                           const struct workspace *ws, size_t temp, add_parts_fn *add_parts)
 {
     const struct sl_shard_bind *bind = b->bind;
     const int32_t n = bind->n_tokens;
     const uint32_t n_embd = b->model->hp.n_embd;
-    const struct workspace ws = carve(b->model, b->shard, n, 0);
-    const size_t post_norm = layer_vector(b, SL_V_POST_FFN_NORM);
-    float *const a = work(b, ws.a);
-    float *const sum = post_norm == SL_NO_CONST ? bind->hidden : a;
+    const bool direct = post_norm == SL_NO_CONST;
+    float *const sum = direct ? bind->hidden : work(b, temp);
     if (bind->part == SL_PART_WHOLE || bind->part == SL_PART_ROUTE) {
-        add_norm(b, n, layer_vector(b, SL_V_FFN_NORM), bind->hidden, a, n_embd, 1);
+        add_norm(b, n, pre_norm, bind->hidden, work(b, ws->a), n_embd, 1);
     }
     if (bind->part == SL_PART_OTHERS) {
-        add_products(b, &ws, work(b, ws.partial), false);
+        add_parts(b, ws, work(b, ws->partial), false);
     } else if (bind->part == SL_PART_JOIN) {
-        add_join(b, &ws, sum);
+        add_join(b, ws, sum);
     } else if (bind->part != SL_PART_ROUTE) {
-        add_products(b, &ws, sum, post_norm == SL_NO_CONST);
+        add_parts(b, ws, sum, direct);
     }
-    if (post_norm != SL_NO_CONST && (bind->part == SL_PART_WHOLE || bind->part == SL_PART_JOIN)) {
-        add_norm(b, n, post_norm, a, bind->hidden, n_embd, 1)->accumulate = true;
+    if (!direct && (bind->part == SL_PART_WHOLE || bind->part == SL_PART_JOIN)) {
+        add_norm(b, n, post_norm, sum, bind->hidden, n_embd, 1)->accumulate = true;
     }
+}
+
+static void build_attention(struct builder *b)
+{
+    const struct workspace ws = carve(b->model, b->shard, b->bind->n_tokens, 0);
+    build_sublayer(b, layer_vector(b, SL_V_ATTN_NORM), layer_vector(b, SL_V_POST_ATTN_NORM), &ws,
+                   ws.b, add_attention_parts);
+}
+
+static void build_ffn(struct builder *b)
+{
+    const struct workspace ws = carve(b->model, b->shard, b->bind->n_tokens, 0);
+    build_sublayer(b, layer_vector(b, SL_V_FFN_NORM), layer_vector(b, SL_V_POST_FFN_NORM), &ws,
+                   ws.a, add_ffn_parts);
 }
 
 static const void *bound_weight(const struct builder *b, uint32_t role)
@@ -642,11 +746,13 @@ struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struc
         return (struct sl_shard_choice){
             .end = ws.bytes, .partial = ws.bytes, .bytes = ws.bytes + n_logits * sizeof(float)};
     }
+    const size_t input = align_up((size_t)n_tokens * model->hp.n_embd * sizeof(float));
     return (struct sl_shard_choice){.ids = ws.ids,
                                     .mine = ws.mine,
-                                    .end = model->hp.n_experts > 0 ? ws.partial : ws.b,
+                                    .end = shard->expert_bytes > 0 ? ws.partial : input,
                                     .partial = ws.partial,
-                                    .bytes = ws.bytes};
+                                    .bytes = ws.bytes,
+                                    .joined = ws.joined};
 }
 
 /* Logits of the rows that this list computes: all, those before the cut, or those behind it. */

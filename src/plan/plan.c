@@ -115,7 +115,8 @@ static enum sluice_status map_shared(struct sl_plan *plan, const struct sl_searc
     SL_CHECK(plan->resident_order && plan->resident_offset && plan->resident_rank, OUT_OF_MEMORY,
              err, "no memory for a plan");
     plan->n_kv_layers = choice->n_kv_layers;
-    plan->kv_layer_bytes = s->kv_layer_bytes;
+    plan->kv_layer_bytes = s->kv_device_bytes;
+    plan->kv_host_layer_bytes = s->kv_host_bytes;
     plan->arena_bytes = choice->arena_bytes;
     plan->consts_offset = 0;
     plan->tables_offset = s->consts_bytes;
@@ -142,6 +143,19 @@ static enum sluice_status map_shared(struct sl_plan *plan, const struct sl_searc
     for (int32_t t = 0; t < choice->n_tiers; t++) {
         plan->n_slots =
             choice->tiers[t].n_slots > plan->n_slots ? choice->tiers[t].n_slots : plan->n_slots;
+    }
+    return SLUICE_STATUS_OK;
+}
+
+static enum sluice_status check_split(const struct sl_model *model, struct sl_split split,
+                                      struct sluice_error *err)
+{
+    for (uint32_t i = 0; i < model->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        const int32_t cut = sl_shard_cut(model, shard, split);
+        const int32_t end = sl_shard_cut_end(model, shard);
+        SL_CHECK(cut == 0 || (cut > 0 && cut < end && cut % sl_shard_cut_unit(model, shard) == 0),
+                 INVALID_ARGUMENT, err, "shard %u cannot be cut at %d of %d", i, cut, end);
     }
     return SLUICE_STATUS_OK;
 }
@@ -206,6 +220,10 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
         if (shard->kind == SL_SHARD_ATTENTION) {
             SL_CHECK(!host || (int32_t)shard->layer >= plan->n_kv_layers, INTERNAL, err,
                      "plan: attention of layer %u is on the CPU, its KV in VRAM", shard->layer);
+            SL_CHECK(plan->split.kv_heads == 0 || (plan->resident_rank[i] < tier->n_resident &&
+                                                   tier->placement[i] != SL_PLACE_RESIDENT),
+                     INTERNAL, err, "plan: attention of layer %u does not follow its cut KV",
+                     shard->layer);
         }
     }
     return SLUICE_STATUS_OK;
@@ -265,7 +283,8 @@ static struct sl_candidate candidate_of(const struct sl_plan *plan, int32_t t)
                              .n_fed = tier->n_fed,
                              .uses_device = tier->uses_device,
                              .ring_bytes = tier->ring_bytes};
-    for (int32_t layer = plan->n_kv_layers; 2 * layer + 1 < plan->n_shards; layer++) {
+    const int32_t first = plan->split.kv_heads > 0 ? 0 : plan->n_kv_layers;
+    for (int32_t layer = first; 2 * layer + 1 < plan->n_shards; layer++) {
         c.attention_streamed |= tier->placement[2 * layer] == SL_PLACE_STREAMED;
     }
     return c;
@@ -311,14 +330,9 @@ static enum sluice_status look_deeper(struct sl_plan *plan, const struct sl_mode
 enum sluice_status sl_plan_check(const struct sl_plan *plan, const struct sl_model *model,
                                  struct sluice_error *err)
 {
-    for (int32_t i = 0; i < plan->n_shards; i++) {
-        const struct sl_shard *const shard = &model->shards[i];
-        const int32_t cut = sl_shard_cut(model, shard, plan->split);
-        SL_CHECK(cut == 0 || (cut > 0 && cut < sl_shard_cut_end(model, shard) &&
-                              cut % sl_shard_cut_unit(model, shard) == 0),
-                 INTERNAL, err, "plan: shard %d is cut at %d of %d", i, cut,
-                 sl_shard_cut_end(model, shard));
-    }
+    SL_CHECK(plan->split.kv_heads == 0 || plan->n_kv_layers == (int32_t)model->hp.n_layers,
+             INTERNAL, err, "plan: cut KV in %d layers alone", plan->n_kv_layers);
+    SL_TRY(check_split(model, plan->split, err));
     SL_CHECK(plan->arena_bytes <= plan->options.budget_bytes, INTERNAL, err,
              "plan: the arena of %zu bytes is larger than the budget of %llu", plan->arena_bytes,
              (unsigned long long)plan->options.budget_bytes);
@@ -334,6 +348,7 @@ enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *m
 {
     *out = NULL;
     SL_TRY(check_options(options, err));
+    SL_TRY(check_split(model, options->split, err));
     struct sl_search s;
     SL_TRY(sl_search_init(&s, model, profile, options, err));
     enum sluice_status status = SLUICE_STATUS_OK;

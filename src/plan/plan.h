@@ -20,7 +20,8 @@
  *
  * KV has one home for all tiers: layers < n_kv_layers keep it in VRAM (their attention then runs
  * on the GPU in every tier), the others in system memory (attention on the CPU, or streamed with
- * its KV).
+ * its KV). Where attention is cut, so is the KV of every layer: that of the first KV heads is in
+ * VRAM, that of the others in system memory.
  *
  * Method: pipelined sharding, arXiv 2604.26334, with the counts searched instead of fixed.
  */
@@ -79,6 +80,7 @@ struct sl_plan_options {
     /* Of a mixture, how often each expert was used [n_layers, n_experts], read while planning only;
      * NULL: evenly, as far as is known. */
     const float *expert_uses;
+    struct sl_split split; /* strategy split: cut like this; all 0: search */
 };
 
 /* Tiers whose passes are short enough for launches to count: the executor replays their runs of
@@ -132,8 +134,9 @@ struct sl_plan {
     size_t tables_offset, layer_tables_bytes; /* see sl_plan_tables_bytes */
     size_t uses_offset;                       /* counts [n_layers, n_experts] int32 */
 
-    int32_t n_kv_layers; /* layers whose KV lives in VRAM: 0 .. this - 1 */
-    size_t kv_layer_bytes;
+    int32_t n_kv_layers;   /* layers whose KV lives in VRAM: 0 .. this - 1; all where it is cut */
+    size_t kv_layer_bytes; /* of these */
+    size_t kv_host_layer_bytes; /* of the others, or of all where it is cut */
     size_t consts_offset, kv_table_offset, kv_offset, resident_base;
     size_t arena_bytes;
     /* Smallest budget in which the chosen strategy works with the GPU in use. */

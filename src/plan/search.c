@@ -29,7 +29,11 @@
 #define FED_LEAST_READ 0.25
 /* Half as fine as the number of a layer's experts that are fed is searched. */
 #define FED_STEPS 64
-#define MAX_SPLITS 8
+#define MAX_SPLITS 24
+/* What cuts have to gain: both sides wait for each other more often, which prediction thinks too
+ * little of. */
+#define SPLIT_MARGIN 1.02
+#define LEAST_HEAD_PART (1 / 16.0) /* less is not worth one more meeting of both sides */
 
 static size_t align_up(size_t n)
 {
@@ -108,6 +112,7 @@ static void measure_shards(struct sl_search *s)
                     align_up((size_t)s->options.n_seqs * n_blocks * sizeof(int32_t));
             }
             s->max_attention_bytes = max_size(s->max_attention_bytes, s->image_bytes[i]);
+            s->heads_unit = max_int(s->heads_unit, sl_shard_cut_unit(s->model, shard));
             s->kv_layer_bytes = align_up(
                 n_blocks * sl_kv_block_bytes(s->options.kv_types, (int32_t)s->model->hp.n_kv_heads,
                                              (int32_t)s->model->hp.head_dim));
@@ -139,11 +144,23 @@ static void cost_cut_shard(struct sl_search *s, int32_t shard)
     }
 }
 
+static void set_kv_parts(struct sl_search *s)
+{
+    const struct sl_hparams *const hp = &s->model->hp;
+    const int32_t n = (int32_t)hp->n_kv_heads, cut = s->split.kv_heads;
+    const int32_t head_dim = (int32_t)hp->head_dim;
+    const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+    const struct sl_kv_types types = s->options.kv_types;
+    s->kv_device_bytes = align_up(n_blocks * sl_kv_block_bytes(types, cut > 0 ? cut : n, head_dim));
+    s->kv_host_bytes = align_up(n_blocks * sl_kv_block_bytes(types, n - cut, head_dim));
+}
+
 void sl_search_set_split(struct sl_search *s, struct sl_split split)
 {
     const struct sl_model *const model = s->model;
     s->split = split;
-    s->max_rest_bytes = 0;
+    s->max_rest_bytes = s->max_attention_rest_bytes = 0;
+    set_kv_parts(s);
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard *const shard = &model->shards[i];
         const int32_t cut = sl_shard_cut(model, shard, split);
@@ -156,6 +173,8 @@ void sl_search_set_split(struct sl_search *s, struct sl_split split)
         }
         if (shard->kind == SL_SHARD_FFN) {
             s->max_rest_bytes = max_size(s->max_rest_bytes, s->rest_bytes[i]);
+        } else if (shard->kind == SL_SHARD_ATTENTION) {
+            s->max_attention_rest_bytes = max_size(s->max_attention_rest_bytes, s->rest_bytes[i]);
         }
     }
 }
@@ -302,7 +321,7 @@ int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers,
 size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers)
 {
     return s->consts_bytes + s->tables_bytes + s->kv_table_bytes +
-           (size_t)n_kv_layers * s->kv_layer_bytes;
+           (size_t)n_kv_layers * s->kv_device_bytes;
 }
 
 /* FFN number j of m that are not resident: streamed when an even spread of n says so. The first of
@@ -368,8 +387,11 @@ void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t 
             }
         } else {
             const bool kv_here = (int32_t)shard->layer < c->n_kv_layers;
-            s->item_bytes[i] += kv_here ? 0 : s->kv_layer_bytes;
-            placement[i] = there                              ? SL_PLACE_RESIDENT
+            const bool cut = s->split.kv_heads > 0;
+            s->item_bytes[i] += kv_here && !cut ? 0 : s->kv_host_bytes;
+            placement[i] = there && cut
+                               ? (c->attention_streamed ? SL_PLACE_STREAMED : SL_PLACE_SHARED)
+                           : there                            ? SL_PLACE_RESIDENT
                            : kv_here || c->attention_streamed ? SL_PLACE_STREAMED
                                                               : SL_PLACE_HOST;
         }
@@ -523,16 +545,25 @@ static size_t activation_bytes(const struct sl_search *s, int32_t tier, bool hea
            (head_on_device ? z->logits_bytes : 0);
 }
 
+/* Whether attention brings its KV through the ring; and the largest such item, else 0. */
+static bool streams_kv(const struct sl_search *s, const struct sl_candidate *c)
+{
+    return c->attention_streamed && (s->split.kv_heads > 0 || c->n_kv_layers < s->n_layers);
+}
+
+static size_t attention_item_bytes(const struct sl_search *s, const struct sl_candidate *c)
+{
+    return streams_kv(s, c) ? s->max_attention_rest_bytes + s->kv_host_bytes : 0;
+}
+
 /* Ring size for a multiple of the largest shard that may be streamed in this candidate. Of
  * feed-forwards that are cut only the rest comes, if all have their part in the prefix. */
 static size_t ring_bytes(const struct sl_search *s, const struct sl_candidate *c, int32_t multiple,
                          bool head_streamed, bool ffn_whole)
 {
-    size_t item =
-        max_size(ffn_whole ? s->max_ffn_bytes : s->max_rest_bytes, s->max_attention_bytes);
-    if (c->attention_streamed && c->n_kv_layers < s->n_layers) {
-        item = max_size(item, s->max_attention_bytes + s->kv_layer_bytes);
-    }
+    size_t item = max_size(ffn_whole ? s->max_ffn_bytes : s->max_rest_bytes,
+                           s->split.kv_heads > 0 ? 0 : s->max_attention_bytes);
+    item = max_size(item, attention_item_bytes(s, c));
     size_t bytes = (size_t)multiple * item;
     if (multiple > 0 && head_streamed) {
         bytes = max_size(bytes, s->head_bytes);
@@ -642,10 +673,13 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
     const bool mixture = s->n_experts > 0;
     const bool head_resident = head_in_prefix(s, &c);
     const int32_t left = ffn_left(s, &c);
-    const bool must_stream = c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident) ||
-                             (c.attention_streamed && c.n_kv_layers < s->n_layers);
+    const bool must_stream =
+        c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident) || streams_kv(s, &c);
     if (c.head_on_device && !head_resident && c.ring_bytes < s->head_bytes) {
         return; /* the head would have to be streamed and does not fit the ring */
+    }
+    if (s->split.kv_heads > 0 && c.n_resident < c.n_kv_layers) {
+        return; /* a part of the KV is in VRAM, so must be the weights that go with it */
     }
     if (b->whole &&
         (left > 0 || c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident))) {
@@ -699,9 +733,7 @@ static bool score_fed(struct sl_search *s, struct sl_candidate *c, const struct 
                       int32_t multiple, int32_t n_fed, bool head_streamed)
 {
     size_t item = (size_t)n_fed * s->slot_bytes;
-    if (c->attention_streamed && c->n_kv_layers < s->n_layers) {
-        item = max_size(item, s->max_attention_bytes + s->kv_layer_bytes);
-    }
+    item = max_size(item, attention_item_bytes(s, c));
     c->n_fed = n_fed;
     c->ring_bytes = (size_t)multiple * item;
     if (head_streamed) {
@@ -756,8 +788,13 @@ static bool search_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers,
         if (!b->ring[multiple] || !b->head[head] || !b->attention[attention]) {
             continue;
         }
-        if (attention == 1 && n_kv_layers == s->n_layers && b->attention[0]) {
+        if (attention == 1 && n_kv_layers == s->n_layers && b->attention[0] &&
+            s->split.kv_heads == 0) {
             continue; /* the same as attention == 0 */
+        }
+        if (attention == 0 && s->split.kv_heads > 0 &&
+            sl_tier_tokens[tier] > SL_SHARD_PIECE_TOKENS) {
+            continue; /* not shared */
         }
         struct sl_candidate c = {.tier = tier,
                                  .n_kv_layers = n_kv_layers,
@@ -834,25 +871,29 @@ bool sl_search_tier(struct sl_search *s, enum sl_strategy strategy, int32_t tier
 }
 
 /* Where cuts would be tried: a part of every feed-forward so large that all fill VRAM beside a
- * ring, and of the head what is left then; and less, where both sides then end together. */
+ * ring, and of the head what is left then; and less, where both sides then end together. Where all
+ * layers have KV in VRAM, that of some of the KV heads, too. */
 struct split_list {
     struct sl_split items[MAX_SPLITS];
     int32_t n;
 };
 
+static int32_t whole_units(int32_t value, int32_t unit, int32_t end)
+{
+    const int32_t n = value / unit * unit;
+    return n < 0 || n >= end ? 0 : n;
+}
+
 static void add_split(const struct sl_search *s, struct split_list *list, struct sl_split split)
 {
-    const struct sl_shard *const shards = s->model->shards;
-    const int32_t n_ff = sl_shard_cut_end(s->model, &shards[1]);
-    const int32_t n_rows = sl_shard_cut_end(s->model, &shards[s->n_shards - 1]);
-    const int32_t rows_unit = sl_shard_cut_unit(s->model, &shards[s->n_shards - 1]);
-    split.ffn = split.ffn / s->cut_unit * s->cut_unit;
-    split.head = split.head / rows_unit * rows_unit;
-    split.ffn = split.ffn < 0 || split.ffn >= n_ff ? 0 : split.ffn;
-    split.head = split.head < 0 || split.head >= n_rows ? 0 : split.head;
-    bool is_new = split.ffn > 0 || split.head > 0;
+    const struct sl_model *const model = s->model;
+    const struct sl_shard *const head = &model->shards[s->n_shards - 1];
+    split.ffn = whole_units(split.ffn, s->cut_unit, sl_shard_cut_end(model, &model->shards[1]));
+    split.head =
+        whole_units(split.head, sl_shard_cut_unit(model, head), sl_shard_cut_end(model, head));
+    bool is_new = split.ffn > 0 || split.head > 0 || split.kv_heads > 0;
     for (int32_t i = 0; i < list->n && is_new; i++) {
-        is_new = list->items[i].ffn != split.ffn || list->items[i].head != split.head;
+        is_new = memcmp(&list->items[i], &split, sizeof split) != 0;
     }
     if (is_new && list->n < MAX_SPLITS) {
         list->items[list->n++] = split;
@@ -872,35 +913,68 @@ static int32_t head_rows(const struct sl_search *s, const struct bounds *b, doub
     const struct sl_shard *const head = &s->model->shards[s->n_shards - 1];
     const int32_t n_rows = sl_shard_cut_end(s->model, head);
     const double part = fmin(bytes / (double)s->head_bytes, even_part(s, s->n_shards - 1));
-    return b->head[1] && part > 0 ? (int32_t)(part * n_rows) : 0;
+    return b->head[1] && part > LEAST_HEAD_PART ? (int32_t)(part * n_rows) : 0;
 }
 
-/* Bytes for feed-forwards and head beside everything else that decode needs, but for its ring. */
-static double bytes_left(const struct sl_search *s, int32_t n_kv_layers)
+/* Bytes for feed-forwards and head beside everything else that decode needs, but for its ring; with
+ * this cut of attention. */
+static double bytes_left(struct sl_search *s, int32_t n_kv_layers, int32_t kv_heads)
 {
+    const struct sl_split split = {.kv_heads = kv_heads};
+    sl_search_set_split(s, split);
     double bytes = (double)s->budget_bytes - (double)sl_search_base_bytes(s, n_kv_layers) -
                    (double)activation_bytes(s, s->decode_tier, true);
-    for (int32_t i = 0; i < s->n_shards; i++) {
-        const struct sl_shard *const shard = &s->model->shards[i];
-        if (shard->kind == SL_SHARD_ATTENTION && (int32_t)shard->layer < n_kv_layers) {
-            bytes -= (double)s->image_bytes[i];
-        }
+    for (int32_t i = 0; i < 2 * n_kv_layers; i += 2) {
+        bytes -= (double)s->resident_bytes[i];
     }
     return bytes;
 }
 
+/* Cuts of dense feed-forwards and the head for what is left beside KV and attention. */
+static void list_dense_splits(const struct sl_search *s, const struct bounds *b, double left,
+                              int32_t kv_heads, struct split_list *list)
+{
+    const double n = s->n_layers, ffn = (double)s->max_ffn_bytes;
+    const int32_t n_ff = sl_shard_cut_end(s->model, &s->model->shards[1]);
+    struct sl_split split = {.kv_heads = kv_heads};
+    for (int32_t ring = 0; ring <= 1; ring++) {
+        /* The ring takes what is behind the cut of one. */
+        const double part = n > ring ? fmin((left - ring * ffn) / (n - ring) / ffn, 1) : 0;
+        split.ffn = (int32_t)(part * n_ff) / s->cut_unit * s->cut_unit;
+        if (split.ffn > 0) {
+            const double kept = (double)split.ffn / n_ff * ffn;
+            split.head = head_rows(s, b, left - n * kept - ring * (ffn - kept));
+            add_split(s, list, split);
+            const double even = even_part(s, 1);
+            if (ring == 0 && even < part) {
+                split.ffn = (int32_t)(even * n_ff);
+                split.head = head_rows(s, b, left - n * even * ffn);
+                add_split(s, list, split);
+            }
+        }
+        /* Whole feed-forwards as far as they go. */
+        const double n_fit = fmax(0, fmin(n, floor((left - ring * ffn) / ffn)));
+        split.ffn = 0;
+        split.head = head_rows(s, b, left - (n_fit + ring) * ffn);
+        add_split(s, list, split);
+    }
+}
+
 /* Mixtures: whatever the head leaves goes to experts. */
-static void list_head_splits(const struct sl_search *s, struct split_list *list)
+static void list_head_splits(const struct sl_search *s, int32_t kv_heads, struct split_list *list)
 {
     const struct sl_shard *const head = &s->model->shards[s->n_shards - 1];
     const double even = even_part(s, s->n_shards - 1) * sl_shard_cut_end(s->model, head);
-    for (int32_t i = 1; i <= 4; i *= 2) {
-        add_split(s, list, (struct sl_split){.head = (int32_t)(even / i)});
+    struct sl_split split = {.kv_heads = kv_heads};
+    for (int32_t i = 1; i <= 4 && kv_heads == 0; i *= 2) {
+        split.head = (int32_t)(even / i);
+        add_split(s, list, split);
     }
-    add_split(s, list, (struct sl_split){.head = sl_shard_cut_unit(s->model, head)});
+    split.head = kv_heads > 0 ? 0 : sl_shard_cut_unit(s->model, head);
+    add_split(s, list, split);
 }
 
-static void list_splits(const struct sl_search *s, const struct bounds *b, int32_t n_kv_layers,
+static void list_splits(struct sl_search *s, const struct bounds *b, int32_t n_kv_layers,
                         struct split_list *list)
 {
     *list = (struct split_list){.n = 0};
@@ -908,31 +982,27 @@ static void list_splits(const struct sl_search *s, const struct bounds *b, int32
         list->items[list->n++] = (struct sl_split){0};
         return;
     }
-    if (s->n_experts > 0) {
-        list_head_splits(s, list);
+    const struct sl_split asked = s->options.split;
+    if (asked.ffn > 0 || asked.head > 0 || asked.kv_heads > 0) {
+        list->n = asked.kv_heads == 0 || n_kv_layers == s->n_layers;
+        list->items[0] = asked;
         return;
     }
-    const double left = bytes_left(s, n_kv_layers), n = s->n_layers;
-    const int32_t n_ff = sl_shard_cut_end(s->model, &s->model->shards[1]);
-    const double ffn = (double)s->max_ffn_bytes;
-    for (int32_t ring = 0; ring <= 1; ring++) {
-        /* The ring takes what is behind the cut of one. */
-        const double part = n > ring ? fmin((left - ring * ffn) / (n - ring) / ffn, 1) : 0;
-        const int32_t cut = (int32_t)(part * n_ff) / s->cut_unit * s->cut_unit;
-        if (cut > 0) {
-            const double kept = (double)cut / n_ff * ffn;
-            const double over = left - n * kept - ring * (ffn - kept);
-            add_split(s, list, (struct sl_split){cut, head_rows(s, b, over)});
-            const double even = even_part(s, 1);
-            if (ring == 0 && even < part) {
-                add_split(s, list,
-                          (struct sl_split){(int32_t)(even * n_ff),
-                                            head_rows(s, b, left - n * even * ffn)});
+    /* The most heads that fit, and fewer; 0: attention is not cut. */
+    const int32_t n_units = (int32_t)s->model->hp.n_kv_heads / s->heads_unit;
+    int32_t last = 0;
+    for (int32_t units = n_kv_layers == s->n_layers ? n_units - 1 : 0; units >= 0;) {
+        const int32_t heads = units * s->heads_unit;
+        const double left = bytes_left(s, n_kv_layers, heads);
+        if (left > 0 || units == 0) {
+            if (s->n_experts > 0) {
+                list_head_splits(s, heads, list);
+            } else {
+                list_dense_splits(s, b, left, heads, list);
             }
+            last = last > 0 ? last : units;
         }
-        /* Whole feed-forwards as far as they go. */
-        const double n_fit = fmax(0, fmin(n, floor((left - ring * ffn) / ffn)));
-        add_split(s, list, (struct sl_split){0, head_rows(s, b, left - (n_fit + ring) * ffn)});
+        units -= last > 0 && units > 1 && last / 3 > 1 ? last / 3 : 1;
     }
     if (list->n == 0) { /* the least, so that the strategy works where the GPU is of any use */
         add_split(s, list, (struct sl_split){.ffn = s->cut_unit});
@@ -1140,7 +1210,7 @@ enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
             const struct bounds narrow = strategy_bounds((enum sl_strategy)i);
             struct sl_choice choice;
             const double value = search_bounds(s, &narrow, &choice);
-            if (value < best) {
+            if (value * (i == SL_STRATEGY_SPLIT ? SPLIT_MARGIN : 1) < best) {
                 best = value;
                 *out = choice;
             }

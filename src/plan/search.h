@@ -69,9 +69,12 @@ struct sl_search {
     bool head_on_host;     /* in the space that is searched */
     struct sl_split split; /* the one that is tried (sl_search_set_split) */
     size_t consts_bytes, kv_table_bytes, kv_layer_bytes;
+    /* Of a layer's cache: in VRAM where it has a part there, and in system memory. Both all of it
+     * but where attention is cut. */
+    size_t kv_device_bytes, kv_host_bytes;
     size_t max_ffn_bytes, max_attention_bytes, head_bytes; /* packed images */
-    size_t max_rest_bytes; /* of the feed-forwards, what is behind the cut */
-    int32_t cut_unit;      /* of all feed-forwards */
+    size_t max_rest_bytes, max_attention_rest_bytes;       /* what is behind the cut */
+    int32_t cut_unit, heads_unit;                          /* of feed-forwards, of attention */
     /* Mixtures, else 0: experts of all layers, bytes of a slot, and of the tables of all layers. */
     int32_t n_experts;
     size_t slot_bytes, tables_bytes;

@@ -84,10 +84,28 @@ static double mean_kl(const struct run *p, const struct run *q, uint32_t n_vocab
 
 /* How many (tier, shard) pairs of all plans were placed how. */
 static int n_placed[SL_N_PLACEMENTS];
+/* The same of shards that are cut, by kind: shared, and streamed. */
+static int n_cut_shared[3], n_cut_streamed[3];
 static uint64_t n_swapped; /* experts that were given another's place */
 static int n_mixed;        /* plans with a tier that has all three */
 
-static void count_placements(const struct sl_plan *plan)
+/* How the machine of a run differs from the eager one. */
+static double link_speed = 1, cpu_slowness = 1;
+
+static void make_machine(struct sl_profile *p)
+{
+    for (int i = 0; i < SL_N_COPY_SIZES; i++) {
+        p->h2d_bytes_per_s[i] *= link_speed;
+    }
+    for (int t = 0; t < SL_TYPE_N; t++) {
+        for (int i = 0; i < SL_N_TIERS; i++) {
+            p->linear_ns[SL_UNIT_CPU][t][i] *= cpu_slowness;
+            p->linear_ns[SL_UNIT_CPU_BUSY][t][i] *= cpu_slowness;
+        }
+    }
+}
+
+static void count_placements(const struct sl_plan *plan, const struct sl_model *model)
 {
     bool mixed = false;
     for (int32_t t = 0; t < plan->n_tiers; t++) {
@@ -95,6 +113,12 @@ static void count_placements(const struct sl_plan *plan)
         for (int32_t i = 0; i < plan->n_shards; i++) {
             n[plan->tiers[t].placement[i]]++;
             n_placed[plan->tiers[t].placement[i]]++;
+            if (sl_shard_cut(model, &model->shards[i], plan->split) > 0) {
+                const int kind = model->shards[i].kind;
+                n_cut_shared[kind] += plan->tiers[t].placement[i] == SL_PLACE_SHARED;
+                n_cut_streamed[kind] += plan->tiers[t].placement[i] == SL_PLACE_STREAMED &&
+                                        plan->resident_rank[i] < plan->tiers[t].n_resident;
+            }
         }
         mixed = mixed || (n[0] > 0 && n[1] > 0 && n[2] > 0);
     }
@@ -149,6 +173,7 @@ static bool sim_run(const struct sl_model *model, struct sl_plan_options plan, u
     struct sl_pool *pool = NULL;
     struct sl_profile profile;
     helper_eager_profile(&profile, 2);
+    make_machine(&profile);
     /* Mixtures: the GPU cannot read system memory, reads it as a card would, or as fast as the CPU.
      */
     profile.mapped_bytes_per_s = (double)(seed % 3) * 20e9;
@@ -172,7 +197,7 @@ static bool sim_run(const struct sl_model *model, struct sl_plan_options plan, u
     } else {
         assert_ok(status, err);
         static struct run got;
-        count_placements(sl_context_plan(ctx));
+        count_placements(sl_context_plan(ctx), model);
         assert_ok(generate(ctx, model, wanted, &got, &err), err);
         assert_true(got.stats.arena_bytes <= plan.budget_bytes);
         struct sl_device_info info;
@@ -262,6 +287,58 @@ static void test_strategies(void **state)
         assert_true(n_ran[s] > 0);
     }
     assert_true(n_placed[SL_PLACE_SHARED] > 0 && n_placed[SL_PLACE_FED] > 0 && n_swapped > 0);
+}
+
+/* Some cut or none of each kind, another for every number. */
+static struct sl_split choose_split(const struct sl_model *model, int32_t number)
+{
+    int32_t cut[3];
+    for (int32_t k = 0; k < 3; k++) {
+        const int32_t n =
+            sl_shard_cut_end(model, &model->shards[k < 2 ? k : (int)model->n_shards - 1]);
+        int32_t unit = 1; /* types may change from layer to layer */
+        for (uint32_t i = 0; i < model->n_shards && n > 0; i++) {
+            const int32_t own = sl_shard_cut_unit(model, &model->shards[i]);
+            unit = (int)model->shards[i].kind == k && own > unit ? own : unit;
+        }
+        cut[k] = n > unit ? (number * (k + 3) + k) % (n / unit) * unit : 0;
+    }
+    return (struct sl_split){.kv_heads = cut[0], .ffn = cut[1], .head = cut[2]};
+}
+
+/* Shards cut in two, of every model and kind, shared and streamed: on machines where the CPU is
+ * fast or slow beside the link. */
+static void test_cuts(void **state)
+{
+    (void)state;
+    static struct run wanted;
+    int n_ran = 0;
+    for (size_t m = 0; m < N_MODELS; m++) {
+        struct sl_model *model = helper_open_model(models[m], 0, MAX_VOCAB);
+        cpu_run(model, 16, &wanted);
+        const uint64_t whole = whole_budget(model, 16);
+        for (uint64_t step = 2; step <= 13; step++) {
+            double kl = 0;
+            struct sl_plan_options plan =
+                plan_options(whole * (step + 2) / 12, SL_STRATEGY_SPLIT, 16);
+            link_speed = step % 2 == 0 ? 1 : 8;
+            cpu_slowness = step % 3 == 0 ? 8 : 1;
+            plan.split = choose_split(model, (int32_t)step);
+            n_ran += sim_run(model, plan, step, &wanted, &kl);
+        }
+        sl_model_close(&model);
+    }
+    link_speed = 1;
+    cpu_slowness = 1;
+    print_message("%d runs; cut and shared: %d attentions, %d feed-forwards, %d heads; streamed: "
+                  "%d attentions, %d feed-forwards\n",
+                  n_ran, n_cut_shared[SL_SHARD_ATTENTION], n_cut_shared[SL_SHARD_FFN],
+                  n_cut_shared[SL_SHARD_HEAD], n_cut_streamed[SL_SHARD_ATTENTION],
+                  n_cut_streamed[SL_SHARD_FFN]);
+    for (int kind = SL_SHARD_ATTENTION; kind <= SL_SHARD_HEAD; kind++) {
+        assert_true(n_cut_shared[kind] > 20);
+        assert_true(kind == SL_SHARD_HEAD || n_cut_streamed[kind] > 20);
+    }
 }
 
 /* A budget below a forced strategy's need names the need, and that need then works. */
@@ -506,10 +583,11 @@ static void test_cancel(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budgets),         cmocka_unit_test(test_strategies),
-        cmocka_unit_test(test_smallest_budget), cmocka_unit_test(test_outputs),
-        cmocka_unit_test(test_device_faults),   cmocka_unit_test(test_host_faults),
-        cmocka_unit_test(test_cancel),          cmocka_unit_test(test_long_pass),
+        cmocka_unit_test(test_budgets),     cmocka_unit_test(test_strategies),
+        cmocka_unit_test(test_cuts),        cmocka_unit_test(test_smallest_budget),
+        cmocka_unit_test(test_outputs),     cmocka_unit_test(test_device_faults),
+        cmocka_unit_test(test_host_faults), cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_long_pass),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -182,7 +182,8 @@ static void test_homes(void **state)
     (void)state;
     static const char *const names[] = {"llama_freqs", "gemma3", "qwen3"};
     static const enum sl_strategy strategies[] = {SL_STRATEGY_STREAMED, SL_STRATEGY_FFN_HOST,
-                                                  SL_STRATEGY_FFN_STREAMED, SL_STRATEGY_RESIDENT};
+                                                  SL_STRATEGY_FFN_STREAMED, SL_STRATEGY_RESIDENT,
+                                                  SL_STRATEGY_SPLIT};
     struct homes homes = {0};
     for (size_t m = 0; m < sizeof names / sizeof names[0]; m++) {
         struct setup s = {0};
@@ -192,6 +193,8 @@ static void test_homes(void **state)
                 sl_kv_type_list[pair / SL_N_KV_TYPES], sl_kv_type_list[pair % SL_N_KV_TYPES]});
             for (size_t i = 0; i < sizeof strategies / sizeof strategies[0]; i++) {
                 plan.strategy = strategies[i];
+                plan.split.kv_heads =
+                    plan.strategy == SL_STRATEGY_SPLIT && s.model->hp.n_kv_heads > 1;
                 plan.budget_bytes = least_budget(&s, plan);
                 check_on_device(&s, plan, (uint64_t)(pair * 10) + i, &homes);
             }

@@ -148,7 +148,9 @@ static struct sl_plan_options plan_options(const struct cast *c, uint64_t budget
                                     .max_outputs = N_SEQS,
                                     .page_bytes = PAGE,
                                     .kv_types = c->types,
-                                    .strategy = strategy};
+                                    .strategy = strategy,
+                                    .split.kv_heads = strategy == SL_STRATEGY_SPLIT &&
+                                                      c->model->hp.n_kv_heads > 1};
 }
 
 /* Where the caches of all plans were. */
@@ -306,7 +308,7 @@ static void test_together(void **state)
     static const char *const names[] = {"llama_freqs", "gemma3", "qwen2moe", "qwen3moe", "gpt_oss"};
     static const enum sl_strategy strategies[] = {SL_STRATEGY_STREAMED, SL_STRATEGY_FFN_STREAMED,
                                                   SL_STRATEGY_FFN_HOST, SL_STRATEGY_EXPERTS_SHARED,
-                                                  SL_STRATEGY_RESIDENT};
+                                                  SL_STRATEGY_RESIDENT, SL_STRATEGY_SPLIT};
     static struct cast c;
     for (size_t m = 0; m < sizeof names / sizeof names[0]; m++) {
         open_cast(&c, names[m], (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16});
@@ -411,6 +413,7 @@ static void test_sharing(void **state)
         share_once(&c, whole * step / 3, SL_STRATEGY_AUTO);
     }
     share_once(&c, whole / 2, SL_STRATEGY_STREAMED);
+    share_once(&c, whole / 2, SL_STRATEGY_SPLIT);
     sl_model_close(&c.model);
 }
 
@@ -557,6 +560,7 @@ static void test_shift(void **state)
         shift_once(&c, whole * step / 3, SL_STRATEGY_AUTO);
     }
     shift_once(&c, whole / 2, SL_STRATEGY_STREAMED);
+    shift_once(&c, whole / 2, SL_STRATEGY_SPLIT);
     sl_model_close(&c.model);
 }
 

@@ -70,6 +70,8 @@ static void open_on_device(struct setup *s, enum sl_strategy strategy, struct sl
     struct sl_context_options options = {
         .device = s->dev, .pool = s->pool, .profile = &profile, .plan = plan_options(types, 16)};
     options.plan.strategy = strategy;
+    /* Cut by heads, each side has some of every layer. */
+    options.plan.split.kv_heads = strategy == SL_STRATEGY_SPLIT && s->model->hp.n_kv_heads > 1;
     options.plan.budget_bytes = PAGE;
     assert_status(sl_context_create(&s->ctx, s->model, &options, &err), BUDGET);
     options.plan.budget_bytes = err.needed;
@@ -185,8 +187,8 @@ static void test_homes(void **state)
     (void)state;
     static const char *const names[] = {"llama_yarn", "gemma3", "qwen3"};
     static const enum sl_strategy strategies[] = {SL_STRATEGY_STREAMED, SL_STRATEGY_FFN_HOST,
-                                                  SL_STRATEGY_RESIDENT};
-    int n_in_vram = 0, n_on_host = 0;
+                                                  SL_STRATEGY_RESIDENT, SL_STRATEGY_SPLIT};
+    int n_in_vram = 0, n_on_host = 0, n_cut = 0;
     for (size_t m = 0; m < sizeof names / sizeof names[0]; m++) {
         struct setup s;
         open_model(&s, names[m]);
@@ -198,6 +200,7 @@ static void test_homes(void **state)
                 open_on_device(&s, strategies[i], types);
                 const int32_t n_ubatch = sl_context_plan(s.ctx)->n_ubatch;
                 n_in_vram += sl_context_plan(s.ctx)->n_kv_layers;
+                n_cut += sl_context_plan(s.ctx)->split.kv_heads > 0;
                 n_on_host += (int)s.model->hp.n_layers - sl_context_plan(s.ctx)->n_kv_layers;
                 run_long(&s, got);
                 close_context(&s);
@@ -213,7 +216,7 @@ static void test_homes(void **state)
         }
         sl_model_close(&s.model);
     }
-    assert_true(n_in_vram > 0 && n_on_host > 0);
+    assert_true(n_in_vram > 0 && n_on_host > 0 && n_cut > 0);
 }
 
 /* What a shift does not touch, and what it refuses. */

@@ -339,11 +339,22 @@ static void no_outputs(void **state)
 
 #define MAX_WORK (1 << 20)
 
-/* The memory of one side. */
+/* The memory of one side; caches are of the first KV heads, or of those behind a cut. */
 struct side {
     float *hidden, *logits;
     char *workspace;
+    void *kv, *kv_rest;
 };
+
+static const struct sl_kv_types kv_types = {SL_TYPE_F16, SL_TYPE_F16};
+
+static void *make_cache(const struct sl_model *model, int32_t n_heads)
+{
+    const size_t bytes = sl_kv_block_bytes(kv_types, n_heads, (int32_t)model->hp.head_dim);
+    void *const cache = calloc(1, bytes + 1);
+    assert_non_null(cache);
+    return cache;
+}
 
 static struct side make_side(const struct sl_model *model, const float *hidden)
 {
@@ -353,6 +364,8 @@ static struct side make_side(const struct sl_model *model, const float *hidden)
     assert_true(s.hidden && s.logits && s.workspace);
     memcpy(s.hidden, hidden, N_TOKENS * model->hp.n_embd * sizeof(float));
     memset(s.workspace, 0xff, MAX_WORK); /* not a number */
+    s.kv = make_cache(model, (int32_t)model->hp.n_kv_heads);
+    s.kv_rest = make_cache(model, (int32_t)model->hp.n_kv_heads);
     return s;
 }
 
@@ -361,6 +374,8 @@ static void free_side(struct side *s)
     free(s->hidden);
     free(s->logits);
     free(s->workspace);
+    free(s->kv);
+    free(s->kv_rest);
 }
 
 /* Run a list; what an op leaves undefined is no number. */
@@ -368,7 +383,12 @@ static void run_part(const struct sl_model *model, const struct sl_shard *shard,
                      const struct side *side, enum sl_shard_part part, int32_t cut,
                      const void *const *weights, const void *const *rest, const float *partial)
 {
+    static const int32_t pos[N_TOKENS] = {0, 1, 2, 3, 4};
     struct sl_shard_bind bind = {.consts = model->consts,
+                                 .pos = pos,
+                                 .kv = {.data = side->kv, .types = kv_types},
+                                 .kv_rest = side->kv_rest,
+                                 .n_kv_max = N_TOKENS,
                                  .hidden = side->hidden,
                                  .logits = side->logits,
                                  .workspace = side->workspace,
@@ -429,7 +449,7 @@ static void check_cut(const struct sl_model *model, const struct sl_shard *shard
     const int32_t end = sl_shard_cut_end(model, shard);
     const struct sl_slice first = sl_shard_slice(model, shard, 0, cut);
     const struct sl_slice second = sl_shard_slice(model, shard, cut, end);
-    const void *own[SL_N_FFN_WEIGHTS], *rest[SL_N_FFN_WEIGHTS];
+    const void *own[SL_N_ATTENTION_WEIGHTS], *rest[SL_N_ATTENTION_WEIGHTS];
     char *const images[] = {make_image(&first, own), make_image(&second, rest)};
     const bool head = shard->kind == SL_SHARD_HEAD;
     struct side whole = make_side(model, hidden), both = make_side(model, hidden);
@@ -469,7 +489,7 @@ static void check_cut(const struct sl_model *model, const struct sl_shard *shard
 static void cuts(void **state)
 {
     (void)state;
-    int n_ffn = 0, n_heads = 0;
+    int n_cut[3] = {0};
     for (size_t f = 0; f < N_FIXTURES; f++) {
         struct sl_model *model = open_fixture(fixtures[f]);
         float *const hidden = malloc(N_TOKENS * model->hp.n_embd * sizeof(float));
@@ -480,8 +500,7 @@ static void cuts(void **state)
         for (uint32_t s = 0; s < model->n_shards; s++) {
             const struct sl_shard *const shard = &model->shards[s];
             const int32_t end = sl_shard_cut_end(model, shard);
-            const bool can = shard->kind == SL_SHARD_HEAD ||
-                             (shard->kind == SL_SHARD_FFN && model->hp.n_experts == 0);
+            const bool can = shard->kind != SL_SHARD_FFN || model->hp.n_experts == 0;
             assert_true((end > 0) == can);
             if (!can) {
                 continue;
@@ -489,15 +508,16 @@ static void cuts(void **state)
             const int32_t unit = sl_shard_cut_unit(model, shard);
             for (int32_t cut = unit; cut < end; cut += unit) {
                 check_cut(model, shard, cut, hidden);
-                n_ffn += shard->kind == SL_SHARD_FFN;
-                n_heads += shard->kind == SL_SHARD_HEAD;
+                n_cut[shard->kind]++;
             }
         }
         free(hidden);
         sl_model_close(&model);
     }
-    print_message("%d feed-forwards and %d heads cut\n", n_ffn, n_heads);
-    assert_true(n_ffn > 20 && n_heads > 10);
+    print_message("cut: %d attentions, %d feed-forwards, %d heads\n", n_cut[SL_SHARD_ATTENTION],
+                  n_cut[SL_SHARD_FFN], n_cut[SL_SHARD_HEAD]);
+    assert_true(n_cut[SL_SHARD_ATTENTION] > 10 && n_cut[SL_SHARD_FFN] > 20 &&
+                n_cut[SL_SHARD_HEAD] > 10);
 }
 
 int main(void)
