@@ -3,8 +3,8 @@
  * The way of panels: products for many tokens. Activations are packed once by the team. Each thread
  * then takes its rows in blocks, and a block's columns in ranges: the range is unpacked into panels
  * in the thread's own memory, small enough for the nearest cache, and multiplied with every tile of
- * tokens, whose sums grow in y. So a weight is unpacked once, and no matrix is ever whole in
- * unpacked form. While a panel is used, the memory of the next is fetched.
+ * tokens, whose sums grow in the thread's own memory too. So a weight is unpacked once, and no
+ * matrix is ever whole in unpacked form. While a panel is used, the memory of the next is fetched.
  *
  * Scratch of the team: packed bytes, scales, and one array of sums for each kind of correction
  * among the parts (at most 1 + 1/8 + 4 * 1/4 bytes an activation); or words and scales
