@@ -9,9 +9,7 @@
  *   driver + pool      cpu      cpu        after the hidden state is down
  *
  * Every pass ends with all streams idle, so the first copies of a pass need no wait.
- *
- * In short passes the runs of steps between two waits of the compute stream are recorded as graphs
- * (struct sl_segment): what changes from token to token lies in memory, not in the graph.
+ * In short passes steps are replayed as graphs (pass_graph.c).
  */
 #include <string.h>
 
@@ -24,12 +22,12 @@
 
 /* Whether the cache of an attention, or a part of it, is at home in system memory: streamed, it
  * brings that along. */
-static bool kv_on_host(const struct sl_context *ctx, const struct sl_shard *shard)
+bool sl_pass_kv_on_host(const struct sl_context *ctx, const struct sl_shard *shard)
 {
     return shard->kind == SL_SHARD_ATTENTION && sl_context_kv(ctx, shard->layer, false).data;
 }
 
-static size_t image_bytes(const struct sl_shard *shard)
+size_t sl_pass_image_bytes(const struct sl_shard *shard)
 {
     return (shard->bytes + 255) & ~(size_t)255;
 }
@@ -46,13 +44,13 @@ bool sl_pass_in_prefix(const struct sl_pass *p, int32_t shard)
 }
 
 /* A shard of which a part is in VRAM for good, so that another part is all that comes. */
-static bool has_resident_part(const struct sl_pass *p, int32_t shard)
+bool sl_pass_has_part(const struct sl_pass *p, int32_t shard)
 {
     return sl_pass_cut(p, shard) > 0 && sl_pass_in_prefix(p, shard);
 }
 
 /* Where a shard's weights are in VRAM. */
-static uint8_t *device_image(const struct sl_pass *p, int32_t shard, size_t ring_offset)
+uint8_t *sl_pass_device_image(const struct sl_pass *p, int32_t shard, size_t ring_offset)
 {
     const struct sl_context *const ctx = p->ctx;
     if (p->tier->placement[shard] == SL_PLACE_RESIDENT) {
@@ -61,126 +59,9 @@ static uint8_t *device_image(const struct sl_pass *p, int32_t shard, size_t ring
     return ctx->arena + p->tier->ring_offset + ring_offset;
 }
 
-static bool is_mixture(const struct sl_shard *shard)
+bool sl_pass_is_mixture(const struct sl_shard *shard)
 {
     return shard->expert_bytes > 0;
-}
-
-static enum sluice_status copy_weight(struct sl_pass *p, const struct sl_weight *weight,
-                                      uint8_t *to)
-{
-    struct sl_context *const ctx = p->ctx;
-    if (!weight->name) {
-        return SLUICE_STATUS_OK;
-    }
-    ctx->stats.copied_bytes += weight->bytes;
-    return p->vt->copy_to_device(ctx->device, ctx->copy, to, weight->m.data, weight->bytes, p->err);
-}
-
-/* What the resident prefix holds of a shard. */
-static enum sluice_status copy_resident(struct sl_pass *p, int32_t index, uint8_t *to)
-{
-    const struct sl_shard *const shard = &p->ctx->model->shards[index];
-    if (sl_pass_cut(p, index) > 0) {
-        return sl_shared_copy_part(p, index, false, to);
-    }
-    for (uint32_t w = is_mixture(shard) ? SL_N_FFN_WEIGHTS : 0; w < shard->n_weights; w++) {
-        const struct sl_weight *const weight = &shard->weights[w];
-        SL_TRY(copy_weight(p, weight,
-                           to + (is_mixture(shard) ? weight->part_offset : weight->offset)));
-    }
-    return SLUICE_STATUS_OK;
-}
-
-/* What a streamed shard, or a fed mixture, needs in the ring. */
-static enum sluice_status copy_streamed(struct sl_pass *p, int32_t index, uint8_t *image)
-{
-    const struct sl_shard *const shard = &p->ctx->model->shards[index];
-    uint32_t w = 0, end = shard->n_weights;
-    if (has_resident_part(p, index)) {
-        return sl_shared_copy_part(p, index, true, image);
-    }
-    if (is_mixture(shard)) {
-        SL_TRY(sl_experts_stream(p->ctx, p->tier, index, image, p->err));
-        w = SL_N_FFN_WEIGHTS;
-        end = sl_pass_in_prefix(p, index) ? w : end;
-    }
-    for (; w < end; w++) {
-        SL_TRY(copy_weight(p, &shard->weights[w], image + shard->weights[w].offset));
-    }
-    return SLUICE_STATUS_OK;
-}
-
-/* Make the tier's resident prefix valid: upload what a shorter prefix had given up. The passes that
- * ran since may have used those bytes for their ring and activations. */
-static enum sluice_status switch_tier(struct sl_pass *p)
-{
-    struct sl_context *const ctx = p->ctx;
-    const struct sl_plan *const plan = ctx->plan;
-    while (ctx->n_valid < p->tier->n_resident) {
-        const int32_t i = plan->resident_order[ctx->n_valid];
-        const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_COPY, "upload", i);
-        const uint64_t copied_before = ctx->stats.copied_bytes;
-        p->copied = true;
-        SL_TRY(copy_resident(p, i, ctx->arena + plan->resident_offset[i]));
-        sl_trace_end(ctx->trace, mark, (size_t)(ctx->stats.copied_bytes - copied_before));
-        SL_TRY(p->vt->event_record(ctx->device, ctx->ready[i], ctx->copy, p->err));
-        ctx->pending[i] = true;
-        ctx->n_valid++;
-    }
-    ctx->n_valid = p->tier->n_resident;
-    return sl_experts_begin(ctx, p->tier, p->n, &p->copied, p->err);
-}
-
-/* Where KV lies in the ring's item of a streamed attention: behind the weights that come. */
-static size_t ring_kv_offset(const struct sl_pass *p, int32_t shard)
-{
-    return has_resident_part(p, shard) ? sl_shared_rest_bytes(p, shard)
-                                       : image_bytes(&p->ctx->model->shards[shard]);
-}
-
-/* Bring the KV blocks of the pass's sequences into the ring, each to its place in the pool. With
- * those that this pass will write: their other cells must hold finite values. */
-static enum sluice_status upload_kv(struct sl_pass *p, const struct sl_shard *shard, uint8_t *to)
-{
-    struct sl_context *const ctx = p->ctx;
-    const struct sl_kv_part home = sl_context_kv(ctx, shard->layer, false);
-    for (int32_t i = 0; i < ctx->kv_in_use.n; i++) {
-        const struct sl_kv_run *const run = &ctx->kv_in_use.items[i];
-        const size_t at = (size_t)run->first * home.block_bytes;
-        const size_t bytes = (size_t)run->n * home.block_bytes;
-        SL_TRY(
-            p->vt->copy_to_device(ctx->device, ctx->copy, to + at, home.data + at, bytes, p->err));
-        ctx->stats.copied_bytes += bytes;
-    }
-    return SLUICE_STATUS_OK;
-}
-
-static enum sluice_status run_copy(struct sl_pass *p, const struct sl_step *step)
-{
-    struct sl_context *const ctx = p->ctx;
-    const struct sl_shard *const shard = &ctx->model->shards[step->shard];
-    uint8_t *const image = device_image(p, step->shard, step->ring_offset);
-    p->copied = true;
-    if (step->after >= 0) {
-        SL_TRY(p->vt->stream_wait(ctx->device, ctx->copy, ctx->done[step->after], p->err));
-        /* The bytes may also belong to a KV slot that is still being downloaded. */
-        for (int32_t i = step->after; i >= 0 && p->last_download >= 0; i--) {
-            if (p->tier->placement[i] == SL_PLACE_STREAMED &&
-                kv_on_host(ctx, &ctx->model->shards[i])) {
-                SL_TRY(p->vt->stream_wait(ctx->device, ctx->copy, ctx->downloaded[i], p->err));
-                break;
-            }
-        }
-    }
-    const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_COPY, "", step->shard);
-    const uint64_t copied_before = ctx->stats.copied_bytes;
-    SL_TRY(copy_streamed(p, step->shard, image));
-    if (kv_on_host(ctx, shard)) {
-        SL_TRY(upload_kv(p, shard, image + ring_kv_offset(p, step->shard)));
-    }
-    sl_trace_end(ctx->trace, mark, (size_t)(ctx->stats.copied_bytes - copied_before));
-    return p->vt->event_record(ctx->device, ctx->ready[step->shard], ctx->copy, p->err);
 }
 
 /* What CPU and GPU bindings have in common. */
@@ -208,10 +89,10 @@ struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index,
     const struct sl_context *const ctx = p->ctx;
     const struct sl_plan *const plan = ctx->plan;
     const struct sl_shard *const shard = &ctx->model->shards[index];
-    uint8_t *const image = device_image(p, index, ring_offset);
+    uint8_t *const image = sl_pass_device_image(p, index, ring_offset);
     struct sl_shard_bind bind = common_bind(p);
     bind.n_kv_max = p->n_kv_max;
-    const bool base_alone = is_mixture(shard) && sl_pass_in_prefix(p, index);
+    const bool base_alone = sl_pass_is_mixture(shard) && sl_pass_in_prefix(p, index);
     const uint8_t *const base = ctx->arena + plan->resident_offset[index];
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         const struct sl_weight *const weight = &shard->weights[w];
@@ -219,11 +100,11 @@ struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index,
                           : base_alone  ? base + weight->part_offset
                                         : image + weight->offset;
     }
-    if (has_resident_part(p, index)) {
+    if (sl_pass_has_part(p, index)) {
         const bool streamed = p->tier->placement[index] == SL_PLACE_STREAMED;
         sl_shared_bind_parts(p, index, base, streamed ? image : NULL, &bind);
     }
-    if (is_mixture(shard)) {
+    if (sl_pass_is_mixture(shard)) {
         sl_experts_bind(ctx, shard->layer, &bind);
     }
     bind.consts = (const float *)(ctx->arena + plan->consts_offset);
@@ -232,7 +113,7 @@ struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index,
     bind.pos = (const int32_t *)(ctx->arena + p->tier->io_offset);
     bind.logits = (float *)(ctx->arena + p->tier->logits_offset);
     if (shard->kind == SL_SHARD_ATTENTION) {
-        bind_device_kv(p, index, image + ring_kv_offset(p, index), &bind);
+        bind_device_kv(p, index, image + sl_pass_ring_kv_offset(p, index), &bind);
     }
     if (ctx->cache.n_seqs > 1) {
         bind.seq = bind.pos + p->n;
@@ -392,7 +273,8 @@ static enum sluice_status run_gpu(struct sl_pass *p, const struct sl_step *step)
         return SLUICE_STATUS_OK; /* nobody waits for it */
     }
     SL_TRY(p->vt->event_record(ctx->device, ctx->done[i], ctx->compute, p->err));
-    return kv_on_host(ctx, shard) ? download_kv(p, i, shard, bind.kv_rest) : SLUICE_STATUS_OK;
+    return sl_pass_kv_on_host(ctx, shard) ? download_kv(p, i, shard, bind.kv_rest)
+                                          : SLUICE_STATUS_OK;
 }
 
 static void run_cpu(struct sl_pass *p, const struct sl_step *step)
@@ -411,7 +293,7 @@ static void run_cpu(struct sl_pass *p, const struct sl_step *step)
 
 /* Queue the move of the hidden state between host and device; the head needs only the rows of its
  * outputs. */
-static enum sluice_status move_hidden(struct sl_pass *p, const struct sl_step *step)
+enum sluice_status sl_pass_move_hidden(struct sl_pass *p, const struct sl_step *step)
 {
     struct sl_context *const ctx = p->ctx;
     const bool head = ctx->model->shards[step->shard].kind == SL_SHARD_HEAD;
@@ -430,7 +312,7 @@ static enum sluice_status move_hidden(struct sl_pass *p, const struct sl_step *s
 }
 
 /* The driver waits for what the compute stream has brought down. */
-static enum sluice_status await_hidden(struct sl_pass *p)
+enum sluice_status sl_pass_await_hidden(struct sl_pass *p)
 {
     struct sl_context *const ctx = p->ctx;
     const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_DRIVER, "wait for hidden", -1);
@@ -448,7 +330,7 @@ static enum sluice_status check_cancelled(const struct sl_pass *p)
     return SLUICE_STATUS_OK;
 }
 
-static enum sl_shard_kind step_shard_kind(const struct sl_pass *p, const struct sl_step *step)
+enum sl_shard_kind sl_pass_step_shard_kind(const struct sl_pass *p, const struct sl_step *step)
 {
     return p->ctx->model->shards[step->shard].kind;
 }
@@ -481,19 +363,19 @@ static enum sluice_status queue_shared(struct sl_pass *p, const struct sl_step *
     return SLUICE_STATUS_OK;
 }
 
-static enum sluice_status run_step_kind(struct sl_pass *p, const struct sl_step *step)
+enum sluice_status sl_pass_run_step(struct sl_pass *p, const struct sl_step *step)
 {
     switch (step->kind) {
     case SL_STEP_COPY:
-        return run_copy(p, step);
+        return sl_pass_copy(p, step);
     case SL_STEP_GPU:
         return run_gpu(p, step);
     case SL_STEP_CPU:
         run_cpu(p, step);
         return SLUICE_STATUS_OK;
     case SL_STEP_HIDDEN_DOWN:
-        SL_TRY(move_hidden(p, step));
-        return await_hidden(p);
+        SL_TRY(sl_pass_move_hidden(p, step));
+        return sl_pass_await_hidden(p);
     case SL_STEP_OTHERS:
         return sl_shared_others(p, step->shard);
     case SL_STEP_ROUTE:
@@ -502,7 +384,7 @@ static enum sluice_status run_step_kind(struct sl_pass *p, const struct sl_step 
         return queue_shared(p, step);
     case SL_STEP_HIDDEN_UP:
     default:
-        return move_hidden(p, step);
+        return sl_pass_move_hidden(p, step);
     }
 }
 
@@ -516,144 +398,9 @@ static enum sluice_status run_step(struct sl_pass *p, const struct sl_step *step
     const int32_t mark =
         sl_trace_begin(ctx->trace, step->kind == SL_STEP_CPU ? SL_LANE_CPU : SL_LANE_DRIVER,
                        step_names[step->kind], step->shard);
-    SL_TRY(run_step_kind(p, step));
+    SL_TRY(sl_pass_run_step(p, step));
     sl_trace_end(ctx->trace, mark, 0);
     return SLUICE_STATUS_OK;
-}
-
-/* Whether a step only queues work on the compute stream, waiting for no other. */
-static bool step_is_plain(const struct sl_pass *p, const struct sl_step *step)
-{
-    const struct sl_context *const ctx = p->ctx;
-    if (p->n_outputs == 0 && ctx->model->shards[step->shard].kind == SL_SHARD_HEAD) {
-        return false;
-    }
-    const bool waits_for_copy =
-        step->kind == SL_STEP_OWN && p->tier->placement[step->shard] == SL_PLACE_FED;
-    const bool shared =
-        (step->kind == SL_STEP_ROUTE || step->kind == SL_STEP_OWN || step->kind == SL_STEP_JOIN) &&
-        !waits_for_copy;
-    return step->kind == SL_STEP_HIDDEN_UP || (shared && !ctx->pending[step->shard]) ||
-           (step->kind == SL_STEP_GPU && p->tier->placement[step->shard] == SL_PLACE_RESIDENT &&
-            !ctx->pending[step->shard]);
-}
-
-/* One past the last step of the segment that begins at step k; k when there is none. The hidden
- * state's way down ends a segment and belongs to it. */
-static int32_t segment_end(const struct sl_pass *p, int32_t k)
-{
-    const struct sl_step *const steps = p->tier->steps;
-    int32_t end = k;
-    bool computes = false;
-    while (end < p->tier->n_steps && step_is_plain(p, &steps[end])) {
-        computes = computes || steps[end].kind != SL_STEP_HIDDEN_UP;
-        end++;
-    }
-    if (!computes) {
-        return k;
-    }
-    if (end < p->tier->n_steps && steps[end].kind == SL_STEP_HIDDEN_DOWN &&
-        (p->n_outputs > 0 || step_shard_kind(p, &steps[end]) != SL_SHARD_HEAD)) {
-        end++;
-    }
-    return end;
-}
-
-/* A step of a segment, or the move down at its end without the wait. */
-static enum sluice_status run_plain(struct sl_pass *p, const struct sl_step *step)
-{
-    return step->kind == SL_STEP_HIDDEN_DOWN ? move_hidden(p, step) : run_step_kind(p, step);
-}
-
-static enum sluice_status queue_segment(struct sl_pass *p, int32_t k, int32_t end)
-{
-    for (; k < end; k++) {
-        const struct sl_step *const step = &p->tier->steps[k];
-        SL_TRY(run_plain(p, step));
-    }
-    return SLUICE_STATUS_OK;
-}
-
-static enum sluice_status record_segment(struct sl_pass *p, int32_t k, int32_t end,
-                                         struct sl_graph **out)
-{
-    struct sl_context *const ctx = p->ctx;
-    SL_TRY(p->vt->graph_begin(ctx->device, ctx->compute, p->err));
-    sl_trace_mute(ctx->trace, true);
-    const enum sluice_status status = queue_segment(p, k, end);
-    sl_trace_mute(ctx->trace, false);
-    if (status != SLUICE_STATUS_OK) {
-        struct sl_graph *half = NULL;
-        if (p->vt->graph_end(ctx->device, ctx->compute, &half, NULL) == SLUICE_STATUS_OK) {
-            p->vt->graph_destroy(ctx->device, half);
-        }
-        return status;
-    }
-    return p->vt->graph_end(ctx->device, ctx->compute, out, p->err);
-}
-
-/* The graph of steps k .. end - 1: recorded when such passes have come some times in a row; NULL:
- * not yet. A pass that has to wait for weights cuts its steps otherwise: it does without, and the
- * graph stays for the next one. */
-static enum sluice_status find_graph(struct sl_pass *p, int32_t k, int32_t end,
-                                     struct sl_graph **out)
-{
-    struct sl_context *const ctx = p->ctx;
-    struct sl_segment *const seg = &ctx->segments[p->tier - ctx->plan->tiers][k];
-    const bool same =
-        seg->n_tokens == p->n && seg->n_outputs == p->n_outputs && seg->n_kv_max == p->n_kv_max;
-    *out = NULL;
-    if (same && seg->graph && seg->end != end) {
-        return SLUICE_STATUS_OK;
-    }
-    if (!same && seg->graph) {
-        p->vt->graph_destroy(ctx->device, seg->graph);
-        seg->graph = NULL;
-    }
-    seg->n_same = same && seg->end == end ? seg->n_same + 1 : 0;
-    if (seg->n_same >= SL_GRAPH_AFTER && !seg->graph) {
-        SL_TRY(record_segment(p, k, end, &seg->graph));
-    }
-    seg->n_tokens = p->n;
-    seg->n_outputs = p->n_outputs;
-    seg->n_kv_max = p->n_kv_max;
-    seg->end = end;
-    *out = seg->graph;
-    return SLUICE_STATUS_OK;
-}
-
-/* Run steps k .. end - 1: as they are until passes of this kind keep coming, then recorded once and
- * replayed. */
-static enum sluice_status run_segment(struct sl_pass *p, int32_t k, int32_t end)
-{
-    struct sl_context *const ctx = p->ctx;
-    struct sl_graph *graph = NULL;
-    SL_TRY(find_graph(p, k, end, &graph));
-    if (graph) {
-        const int32_t mark =
-            sl_trace_begin(ctx->trace, SL_LANE_GPU, "graph up to", p->tier->steps[end - 1].shard);
-        SL_TRY(p->vt->graph_launch(ctx->device, ctx->compute, graph, p->err));
-        sl_trace_end(ctx->trace, mark, 0);
-    } else {
-        SL_TRY(queue_segment(p, k, end));
-    }
-    /* Replayed or not, the last group of logits lands in the context's buffer. */
-    const struct sl_step *const last = &p->tier->steps[end - 1];
-    if (step_shard_kind(p, last) == SL_SHARD_HEAD &&
-        (last->kind == SL_STEP_GPU || last->kind == SL_STEP_JOIN)) {
-        p->late_rows = p->logits;
-        p->late_bytes = (size_t)p->n_outputs * ctx->model->hp.n_vocab * sizeof(float);
-    }
-    return last->kind == SL_STEP_HIDDEN_DOWN ? await_hidden(p) : SLUICE_STATUS_OK;
-}
-
-static bool uses_graphs(const struct sl_pass *p)
-{
-    const struct sl_context *const ctx = p->ctx;
-    const ptrdiff_t t = p->tier - ctx->plan->tiers;
-    return p->tier->uses_device && t < SL_N_GRAPH_TIERS && ctx->segments[t] &&
-           p->n_outputs > 0 && /* the chunks of a prompt ask for no logits */
-           p->n_outputs <= ctx->plan->options.max_outputs;
 }
 
 static enum sluice_status sync_all(struct sl_pass *p)
@@ -697,15 +444,15 @@ static enum sluice_status run_steps(struct sl_pass *p)
 {
     struct sl_context *const ctx = p->ctx;
     if (p->tier->uses_device) {
-        SL_TRY(switch_tier(p));
+        SL_TRY(sl_pass_switch_tier(p));
         SL_TRY(queue_inputs(p));
     }
-    const bool graphs = uses_graphs(p);
+    const bool graphs = sl_pass_uses_graphs(p);
     for (int32_t k = 0; k < p->tier->n_steps;) {
-        const int32_t end = graphs ? segment_end(p, k) : k;
+        const int32_t end = graphs ? sl_pass_segment_end(p, k) : k;
         if (end > k) {
             SL_TRY(check_cancelled(p));
-            SL_TRY(run_segment(p, k, end));
+            SL_TRY(sl_pass_run_segment(p, k, end));
             k = end;
         } else {
             SL_TRY(run_step(p, &p->tier->steps[k]));
@@ -827,7 +574,7 @@ enum sluice_status sl_pass_run(struct sl_context *ctx, const struct sl_batch *ba
                         .err = err};
     place_tokens(&p, batch);
     p.n_kv_max = p.n_kv;
-    if (uses_graphs(&p)) {
+    if (sl_pass_uses_graphs(&p)) {
         const int32_t n_ctx = ctx->plan->options.n_ctx;
         const int32_t up = (p.n_kv + SL_GRAPH_KV_STEP - 1) / SL_GRAPH_KV_STEP * SL_GRAPH_KV_STEP;
         p.n_kv_max = up < n_ctx ? up : n_ctx;

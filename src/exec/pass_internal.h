@@ -65,4 +65,26 @@ enum sluice_status sl_shared_copy_part(struct sl_pass *p, int32_t shard, bool re
 void sl_shared_bind_parts(const struct sl_pass *p, int32_t shard, const uint8_t *own,
                           const uint8_t *rest, struct sl_shard_bind *bind);
 
+/* Of steps and shards (pass.c). */
+bool sl_pass_kv_on_host(const struct sl_context *ctx, const struct sl_shard *shard);
+size_t sl_pass_image_bytes(const struct sl_shard *shard);
+bool sl_pass_has_part(const struct sl_pass *p, int32_t shard);
+uint8_t *sl_pass_device_image(const struct sl_pass *p, int32_t shard, size_t ring_offset);
+bool sl_pass_is_mixture(const struct sl_shard *shard);
+enum sluice_status sl_pass_move_hidden(struct sl_pass *p, const struct sl_step *step);
+enum sluice_status sl_pass_await_hidden(struct sl_pass *p);
+enum sl_shard_kind sl_pass_step_shard_kind(const struct sl_pass *p, const struct sl_step *step);
+enum sluice_status sl_pass_run_step(struct sl_pass *p, const struct sl_step *step);
+
+/* The copy stream (pass_copy.c). */
+enum sluice_status sl_pass_switch_tier(struct sl_pass *p);
+size_t sl_pass_ring_kv_offset(const struct sl_pass *p, int32_t shard);
+enum sluice_status sl_pass_copy(struct sl_pass *p, const struct sl_step *step);
+
+/* Segments that are replayed (pass_graph.c): where one ends that begins at step k (k: there is
+ * none), running it, and whether this pass has them. */
+int32_t sl_pass_segment_end(const struct sl_pass *p, int32_t k);
+enum sluice_status sl_pass_run_segment(struct sl_pass *p, int32_t k, int32_t end);
+bool sl_pass_uses_graphs(const struct sl_pass *p);
+
 #endif

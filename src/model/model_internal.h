@@ -67,6 +67,39 @@ enum sluice_status sl_rope_tables_build(struct sl_model *model, uint32_t n_ctx,
 /* Packed offsets, sizes and classes of the shards, once their matrices are known. */
 void sl_shards_finish(struct sl_model *model);
 
+/* Parts of images and workspaces begin at such bytes. */
+#define SL_IMAGE_ALIGN_BYTES 256
+static inline size_t sl_shard_align(size_t bytes)
+{
+    return (bytes + SL_IMAGE_ALIGN_BYTES - 1) / SL_IMAGE_ALIGN_BYTES * SL_IMAGE_ALIGN_BYTES;
+}
+
+/* Where the activations of a shard lie in its workspace: offsets in bytes. Regions that are dead
+ * when another is written share memory. */
+struct sl_shard_workspace {
+    size_t a;            /* normed input; then attention output; ffn: then down output */
+    size_t b;            /* q; then o output. ffn: gate. */
+    size_t k, v;         /* attention. ffn: k is up. */
+    size_t ids, weights; /* mixture: the router's choice */
+    size_t mine;         /* shared mixture */
+    size_t partial;      /* shared: where up was, or q */
+    size_t joined;       /* the same where it is added: attention's output is no longer needed */
+    size_t one, gate;    /* of the shared expert: its choice, which is always 0, and its weight */
+    size_t bytes;
+};
+
+/* The one place that knows the carving; lists of operators and sizes follow it. */
+struct sl_shard_workspace sl_shard_carve(const struct sl_model *model, const struct sl_shard *shard,
+                                         int32_t n_tokens, int32_t n_outputs);
+/* Long passes go through a shard in pieces of so many tokens: workspace and scratch then stay
+ * small whatever the micro-batch, and products are as fast as they get. Attention may be cut like
+ * that because a token only looks back. Mixtures are not cut: each piece would read the experts
+ * again. */
+bool sl_shard_goes_in_pieces(const struct sl_model *model, const struct sl_shard *shard);
+/* Query rows of a KV head; and rows or columns of a matrix that one element of a cut stands for. */
+int32_t sl_shard_head_rows(const struct sl_model *model);
+int32_t sl_shard_cut_width(const struct sl_model *model, const struct sl_shard *shard, uint32_t w);
+
 /* Optional keys "<architecture>.<name>" of a file. A missing key leaves *out alone. */
 enum sluice_status sl_key_u32(const struct sl_model *model, const char *name, uint32_t *out,
                               struct sluice_error *err);

@@ -1,21 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shards: their packed image, their classes, and the list of operators that each one is.
- *
- *   attention   a = norm(h); q, k, v = linear(a); q/k norms; rope; store k, v;
- *               a = attention(q); h += o(a)            or  b = o(a); h += norm(b)
- *   att., cut   the same for q, k and v of the first KV heads, with their columns of o; elsewhere
- *               p = o(a) of the others; here: h += p  or  b += p; h += norm(b)
- *   ffn         a = norm(h); g = act(gate(a)) * up(a); h += down(g)  or  a = down(g); h += norm(a)
- *   ffn, cut    a = norm(h); the rest with the first elements of g; elsewhere: p = down(g) of the
- *               others; here: h += p  or  a += p; h += norm(a)
- *   mixture     a = norm(h); ids, w = router(a); h += experts(a, ids, w)
- *               with a shared expert: it is a mixture of one, with a router of its own
- *   shared      a = norm(h); ids, w = router(a); mine = divide(ids); h += experts(a, mine, w)
- *               elsewhere: p = experts(a, ids but mine, w); here: h += p
- *   head        a = norm(last rows of h); logits = output(a), each side its own rows where cut
- *
- * Operators without memory (NULL addresses) serve for sizes and costs.
+ * Shards: their packed image, their classes, where they may be cut in two, and where their
+ * activations lie. What they compute: shard_ops.c.
  */
 #include <assert.h>
 #include <stdint.h>
@@ -23,21 +9,10 @@
 
 #include "model/model_internal.h"
 
-#define IMAGE_ALIGN_BYTES 256
-/* Long passes go through a shard in pieces of so many tokens: workspace and scratch then stay
- * small whatever the micro-batch, and products are as fast as they get. Attention may be cut like
- * that because a token only looks back. Mixtures are not cut: each piece would read the experts
- * again. */
-#define PIECE_TOKENS SL_SHARD_PIECE_TOKENS
 /* Cuts are whole blocks, and of more than SMALL elements wide enough for whole lines of memory. */
 #define CUT_UNIT 64
 #define SMALL 1024
 #define SMALL_CUT_UNIT 16
-
-static size_t align_up(size_t bytes)
-{
-    return (bytes + IMAGE_ALIGN_BYTES - 1) / IMAGE_ALIGN_BYTES * IMAGE_ALIGN_BYTES;
-}
 
 /* Same work, same bytes: shards of a class are interchangeable for the planner. */
 static bool same_class(const struct sl_shard *a, const struct sl_shard *b)
@@ -63,7 +38,7 @@ static void lay_out_experts(struct sl_shard *shard, uint32_t n_experts)
         const bool expert = w < SL_N_FFN_WEIGHTS;
         size_t *const at = expert ? &shard->expert_bytes : &shard->base_bytes;
         weight->part_offset = *at;
-        *at += align_up(expert ? weight->bytes / n_experts : weight->bytes);
+        *at += sl_shard_align(expert ? weight->bytes / n_experts : weight->bytes);
     }
 }
 
@@ -73,7 +48,7 @@ void sl_shards_finish(struct sl_model *model)
         struct sl_shard *shard = &model->shards[i];
         for (uint32_t w = 0; w < shard->n_weights; w++) {
             shard->weights[w].offset = shard->bytes;
-            shard->bytes += align_up(shard->weights[w].bytes);
+            shard->bytes += sl_shard_align(shard->weights[w].bytes);
         }
         if (shard->kind == SL_SHARD_FFN && model->hp.n_experts > 0) {
             lay_out_experts(shard, model->hp.n_experts);
@@ -108,8 +83,7 @@ int32_t sl_shard_cut_end(const struct sl_model *model, const struct sl_shard *sh
                                              : 0;
 }
 
-/* Query rows of a KV head. */
-static int32_t head_rows(const struct sl_model *model)
+int32_t sl_shard_head_rows(const struct sl_model *model)
 {
     const struct sl_hparams *const hp = &model->hp;
     return (int32_t)(hp->n_heads / hp->n_kv_heads * hp->head_dim);
@@ -121,7 +95,7 @@ int32_t sl_shard_cut_unit(const struct sl_model *model, const struct sl_shard *s
         const enum sl_type type = shard->weights[SL_W_O].m.type;
         const int32_t block = (int32_t)sl_type_traits(type)->block_items;
         int32_t n = 1;
-        while (n * head_rows(model) % block != 0) {
+        while (n * sl_shard_head_rows(model) % block != 0) {
             n++;
         }
         return n;
@@ -134,13 +108,12 @@ int32_t sl_shard_cut_unit(const struct sl_model *model, const struct sl_shard *s
     return block > least ? block : least;
 }
 
-/* Rows or columns of a matrix that one element of a cut stands for. */
-static int32_t cut_width(const struct sl_model *model, const struct sl_shard *shard, uint32_t w)
+int32_t sl_shard_cut_width(const struct sl_model *model, const struct sl_shard *shard, uint32_t w)
 {
     if (shard->kind != SL_SHARD_ATTENTION) {
         return 1;
     }
-    return w == SL_W_Q || w == SL_W_O ? head_rows(model) : (int32_t)model->hp.head_dim;
+    return w == SL_W_Q || w == SL_W_O ? sl_shard_head_rows(model) : (int32_t)model->hp.head_dim;
 }
 
 struct sl_slice sl_shard_slice(const struct sl_model *model, const struct sl_shard *shard,
@@ -152,7 +125,7 @@ struct sl_slice sl_shard_slice(const struct sl_model *model, const struct sl_sha
         const struct sl_matrix *const m = &shard->weights[w].m;
         const bool columns = (shard->kind == SL_SHARD_FFN && w == SL_W_DOWN) ||
                              (shard->kind == SL_SHARD_ATTENTION && w == SL_W_O);
-        const int64_t width = cut_width(model, shard, w), n = (end - begin) * width;
+        const int64_t width = sl_shard_cut_width(model, shard, w), n = (end - begin) * width;
         const size_t row_bytes = sl_type_row_bytes(m->type, m->n_cols);
         const size_t at = columns ? sl_type_row_bytes(m->type, begin * width)
                                   : (size_t)(begin * width) * row_bytes;
@@ -161,7 +134,7 @@ struct sl_slice sl_shard_slice(const struct sl_model *model, const struct sl_sha
         s.weights[w].pitch_bytes = columns ? row_bytes : s.weights[w].row_bytes;
         s.weights[w].n_rows = columns ? (size_t)m->n_rows : 1;
         s.weights[w].offset = s.bytes;
-        s.bytes += align_up(s.weights[w].row_bytes * s.weights[w].n_rows);
+        s.bytes += sl_shard_align(s.weights[w].row_bytes * s.weights[w].n_rows);
     }
     return s;
 }
@@ -175,52 +148,37 @@ size_t sl_shard_resident_bytes(const struct sl_model *model, const struct sl_sha
                                      : shard->bytes;
 }
 
-/* Where the activations of a shard lie in its workspace: offsets in bytes. Regions that are dead
- * when another is written share memory. */
-struct workspace {
-    size_t a;            /* normed input; then attention output; ffn: then down output */
-    size_t b;            /* q; then o output. ffn: gate. */
-    size_t k, v;         /* attention. ffn: k is up. */
-    size_t ids, weights; /* mixture: the router's choice */
-    size_t mine;         /* shared mixture */
-    size_t partial;      /* shared: where up was, or q */
-    size_t joined;       /* the same where it is added: attention's output is no longer needed */
-    size_t one, gate;    /* of the shared expert: its choice, which is always 0, and its weight */
-    size_t bytes;
-};
-
-static size_t take(struct workspace *ws, int32_t n_rows, size_t n_cols)
+static size_t take(struct sl_shard_workspace *ws, int32_t n_rows, size_t n_cols)
 {
     const size_t offset = ws->bytes;
-    ws->bytes += align_up((size_t)n_rows * n_cols * sizeof(float));
+    ws->bytes += sl_shard_align((size_t)n_rows * n_cols * sizeof(float));
     return offset;
 }
 
 /* With room for both sides of a cut to be aligned. */
-static size_t take_cut(struct workspace *ws, int32_t n_rows, size_t n_cols)
+static size_t take_cut(struct sl_shard_workspace *ws, int32_t n_rows, size_t n_cols)
 {
     const size_t offset = take(ws, n_rows, n_cols);
-    ws->bytes += IMAGE_ALIGN_BYTES;
+    ws->bytes += SL_IMAGE_ALIGN_BYTES;
     return offset;
 }
 
-static bool goes_in_pieces(const struct sl_model *model, const struct sl_shard *shard)
+bool sl_shard_goes_in_pieces(const struct sl_model *model, const struct sl_shard *shard)
 {
     return shard->kind == SL_SHARD_ATTENTION || is_dense_ffn(model, shard);
 }
 
-/* The one place that knows the carving; sl_shard_build and sl_shard_workspace_bytes use it. */
-static struct workspace carve(const struct sl_model *model, const struct sl_shard *shard,
-                              int32_t n_tokens, int32_t n_outputs)
+struct sl_shard_workspace sl_shard_carve(const struct sl_model *model, const struct sl_shard *shard,
+                                         int32_t n_tokens, int32_t n_outputs)
 {
     const struct sl_hparams *hp = &model->hp;
     const size_t n_embd = hp->n_embd;
     const size_t n_q = (size_t)hp->n_heads * hp->head_dim;
     const size_t n_kv = (size_t)hp->n_kv_heads * hp->head_dim;
     const size_t widest = n_embd > n_q ? n_embd : n_q;
-    struct workspace ws = {0};
-    if (goes_in_pieces(model, shard) && n_tokens > PIECE_TOKENS) {
-        n_tokens = PIECE_TOKENS;
+    struct sl_shard_workspace ws = {0};
+    if (sl_shard_goes_in_pieces(model, shard) && n_tokens > SL_SHARD_PIECE_TOKENS) {
+        n_tokens = SL_SHARD_PIECE_TOKENS;
     }
     switch (shard->kind) {
     case SL_SHARD_ATTENTION:
@@ -254,587 +212,7 @@ static struct workspace carve(const struct sl_model *model, const struct sl_shar
 size_t sl_shard_workspace_bytes(const struct sl_model *model, const struct sl_shard *shard,
                                 int32_t n_tokens, int32_t n_outputs)
 {
-    return carve(model, shard, n_tokens, n_outputs).bytes;
-}
-
-/* The op list being written. */
-struct builder {
-    const struct sl_model *model;
-    const struct sl_shard *shard;
-    const struct sl_shard_bind *bind;
-    struct sl_op *ops;
-    int n_ops;
-};
-
-static struct sl_op *add_op(struct builder *b, enum sl_op_kind kind, int32_t n_tokens)
-{
-    assert(b->n_ops < SL_SHARD_MAX_OPS);
-    struct sl_op *op = &b->ops[b->n_ops++];
-    memset(op, 0, sizeof *op);
-    op->kind = kind;
-    op->n_tokens = n_tokens;
-    return op;
-}
-
-static float *work(const struct builder *b, size_t offset)
-{
-    return b->bind->workspace == NULL ? NULL : (float *)((char *)b->bind->workspace + offset);
-}
-
-static const float *constant(const struct builder *b, size_t offset)
-{
-    return b->bind->consts == NULL || offset == SL_NO_CONST ? NULL : b->bind->consts + offset;
-}
-
-static size_t layer_vector(const struct builder *b, enum sl_vector vector)
-{
-    return b->model->layout->layer[b->shard->layer][vector];
-}
-
-/* Norm of rows of n floats, n_heads of them a token. */
-static struct sl_op_norm *add_norm(struct builder *b, int32_t n_tokens, size_t weight,
-                                   const float *x, float *y, uint32_t n, uint32_t n_heads)
-{
-    struct sl_op_norm *norm = &add_op(b, SL_OP_NORM, n_tokens)->norm;
-    norm->x = x;
-    norm->y = y;
-    norm->weight = constant(b, weight);
-    norm->n = (int32_t)n;
-    norm->rows_per_token = (int32_t)n_heads;
-    norm->eps = b->model->hp.norm_eps;
-    return norm;
-}
-
-static void add_part(const struct builder *b, struct sl_op_linear *linear, uint32_t role,
-                     size_t bias, float *y)
-{
-    const int32_t i = linear->n_parts++;
-    linear->part[i].w = b->shard->weights[role].m;
-    linear->part[i].w.data = b->bind->weights[role];
-    linear->part[i].bias = constant(b, bias);
-    linear->part[i].y = y;
-}
-
-static struct sl_op_linear *add_linear(struct builder *b, int32_t n_tokens, const float *x)
-{
-    struct sl_op_linear *linear = &add_op(b, SL_OP_LINEAR, n_tokens)->linear;
-    linear->x = x;
-    return linear;
-}
-
-static void add_rope(struct builder *b, float *x, uint32_t n_heads)
-{
-    const struct sl_model *model = b->model;
-    const bool local =
-        b->shard->window > 0 && model->layout->rope_freq[SL_ROPE_LOCAL] != SL_NO_CONST;
-    const enum sl_rope_kind kind = local ? SL_ROPE_LOCAL : SL_ROPE_GLOBAL;
-    struct sl_op_rope *rope = &add_op(b, SL_OP_ROPE, b->bind->n_tokens)->rope;
-    rope->x = x;
-    rope->pos = b->bind->pos;
-    rope->freq = constant(b, model->layout->rope_freq[kind]);
-    rope->n_heads = (int32_t)n_heads;
-    rope->head_dim = (int32_t)model->hp.head_dim;
-    rope->n_rot = (int32_t)model->hp.n_rot;
-    rope->magnitude = model->layout->rope_magnitude[kind];
-    rope->neox = model->arch->rope_neox;
-}
-
-/* KV heads begin .. end - 1 of an attention, with their query heads. */
-struct attention_part {
-    int32_t begin, end;
-    const void *const *weights;
-    bool in_file; /* the matrices are whole; else images of the part */
-    void *cache;  /* of these heads alone */
-    float *q, *k, *v, *a;
-};
-
-/* The cache as the caller gave it, with the shape that the model knows. */
-static struct sl_kv_view kv_view(const struct builder *b, const struct attention_part *part)
-{
-    struct sl_kv_view kv = b->bind->kv;
-    kv.data = part->cache;
-    kv.n_kv_heads = part->end - part->begin;
-    kv.head_dim = (int32_t)b->model->hp.head_dim;
-    return kv;
-}
-
-static const void *after(const void *data, size_t bytes)
-{
-    return data ? (const char *)data + bytes : NULL;
-}
-
-/* Rows begin .. end - 1 of a matrix of the file, or all of those of a part's image. */
-static void add_rows(const struct builder *b, struct sl_op_linear *linear, uint32_t role,
-                     const void *data, bool in_file, int64_t begin, int64_t end, size_t bias,
-                     float *y)
-{
-    const float *const biases = constant(b, bias);
-    add_part(b, linear, role, SL_NO_CONST, y);
-    struct sl_matrix *const w = &linear->part[linear->n_parts - 1].w;
-    w->data = after(data, in_file ? (size_t)begin * sl_type_row_bytes(w->type, w->n_cols) : 0);
-    w->n_rows = end - begin;
-    linear->part[linear->n_parts - 1].bias = biases ? biases + begin : NULL;
-}
-
-/* A product with columns begin .. end - 1. The bias is the first columns'. */
-static void add_columns(struct builder *b, uint32_t role, const void *data, bool in_file,
-                        int64_t begin, int64_t end, size_t bias, const float *x, float *y,
-                        bool accumulate)
-{
-    struct sl_op_linear *const linear = add_linear(b, b->bind->n_tokens, x);
-    linear->accumulate = accumulate;
-    add_part(b, linear, role, begin == 0 ? bias : SL_NO_CONST, y);
-    struct sl_matrix *const w = &linear->part[0].w;
-    w->data = data;
-    if (in_file && end - begin < w->n_cols) {
-        w->data = after(data, sl_type_row_bytes(w->type, begin));
-        w->pitch_bytes = (uint32_t)sl_type_row_bytes(w->type, w->n_cols);
-    }
-    w->n_cols = end - begin;
-}
-
-/* Queries, keys and values of the part's heads, the latter to the cache. */
-static void add_heads(struct builder *b, const struct attention_part *part, const float *a)
-{
-    const struct sl_hparams *hp = &b->model->hp;
-    const struct sl_shard_bind *bind = b->bind;
-    const int32_t n = bind->n_tokens, n_heads = part->end - part->begin;
-    const int32_t group = (int32_t)(hp->n_heads / hp->n_kv_heads);
-    static const enum sl_vector biases[] = {SL_V_Q_BIAS, SL_V_K_BIAS, SL_V_V_BIAS};
-    float *const y[] = {part->q, part->k, part->v};
-    struct sl_op_linear *qkv = add_linear(b, n, a);
-    for (uint32_t w = SL_W_Q; w <= SL_W_V; w++) {
-        const int64_t width = cut_width(b->model, b->shard, w);
-        add_rows(b, qkv, w, part->weights[w], part->in_file, part->begin * width, part->end * width,
-                 layer_vector(b, biases[w]), y[w]);
-    }
-    const size_t q_norm = layer_vector(b, SL_V_Q_NORM);
-    if (q_norm != SL_NO_CONST) {
-        add_norm(b, n, q_norm, part->q, part->q, hp->head_dim, (uint32_t)(n_heads * group));
-    }
-    const size_t k_norm = layer_vector(b, SL_V_K_NORM);
-    if (k_norm != SL_NO_CONST) {
-        add_norm(b, n, k_norm, part->k, part->k, hp->head_dim, (uint32_t)n_heads);
-    }
-    add_rope(b, part->q, (uint32_t)(n_heads * group));
-    add_rope(b, part->k, (uint32_t)n_heads);
-    struct sl_op_kv_store *store = &add_op(b, SL_OP_KV_STORE, n)->kv_store;
-    store->k = part->k;
-    store->v = part->v;
-    store->pos = bind->pos;
-    store->seq = bind->seq;
-    store->kv = kv_view(b, part);
-}
-
-static void add_attention(struct builder *b, const struct attention_part *part)
-{
-    const struct sl_hparams *hp = &b->model->hp;
-    const int32_t group = (int32_t)(hp->n_heads / hp->n_kv_heads);
-    const float *const sinks = constant(b, layer_vector(b, SL_V_SINKS));
-    struct sl_op_attention *op = &add_op(b, SL_OP_ATTENTION, b->bind->n_tokens)->attention;
-    op->q = part->q;
-    op->y = part->a;
-    op->pos = b->bind->pos;
-    op->seq = b->bind->seq;
-    op->sinks = sinks ? sinks + part->begin * group : NULL;
-    op->kv = kv_view(b, part);
-    op->n_heads = (part->end - part->begin) * group;
-    op->n_kv_max = b->bind->n_kv_max;
-    op->window = (int32_t)b->shard->window;
-    op->scale = hp->attention_scale;
-    op->softcap = hp->attention_softcap;
-}
-
-/* The parts of an attention that this list computes. */
-static int attention_parts(const struct builder *b, const struct workspace *ws,
-                           struct attention_part *parts)
-{
-    const struct sl_shard_bind *const bind = b->bind;
-    const int32_t n_kv_heads = (int32_t)b->model->hp.n_kv_heads, cut = bind->cut;
-    const bool others = bind->part == SL_PART_OTHERS;
-    parts[0] = (struct attention_part){.begin = others ? cut : 0,
-                                       .end = others || cut == 0 ? n_kv_heads : cut,
-                                       .weights = bind->weights,
-                                       .in_file = others,
-                                       .cache = bind->kv.data,
-                                       .q = work(b, ws->b),
-                                       .k = work(b, ws->k),
-                                       .v = work(b, ws->v),
-                                       .a = work(b, ws->a)};
-    if (cut == 0 || bind->part != SL_PART_WHOLE) {
-        return 1;
-    }
-    const size_t n = (size_t)bind->n_tokens * (size_t)cut * sizeof(float);
-    const size_t q = align_up(n * (size_t)head_rows(b->model));
-    const size_t kv = align_up(n * b->model->hp.head_dim);
-    parts[1] = (struct attention_part){.begin = cut,
-                                       .end = n_kv_heads,
-                                       .weights = bind->rest,
-                                       .cache = bind->kv_rest,
-                                       .q = work(b, ws->b + q),
-                                       .k = work(b, ws->k + kv),
-                                       .v = work(b, ws->v + kv),
-                                       .a = work(b, ws->a + q)};
-    return 2;
-}
-
-/* The normed input is no longer needed when all heads are there, nor q after attention. */
-static void add_attention_parts(struct builder *b, const struct workspace *ws, float *y,
-                                bool accumulate)
-{
-    struct attention_part parts[2];
-    const int n_parts = attention_parts(b, ws, parts);
-    for (int i = 0; i < n_parts; i++) {
-        add_heads(b, &parts[i], work(b, ws->a));
-    }
-    for (int i = 0; i < n_parts; i++) {
-        add_attention(b, &parts[i]);
-    }
-    const int64_t width = cut_width(b->model, b->shard, SL_W_O);
-    for (int i = 0; i < n_parts; i++) {
-        add_columns(b, SL_W_O, parts[i].weights[SL_W_O], parts[i].in_file, parts[i].begin * width,
-                    parts[i].end * width, layer_vector(b, SL_V_O_BIAS), parts[i].a, y,
-                    accumulate || i > 0);
-    }
-}
-
-/* Elements begin .. end - 1 of a dense feed-forward. */
-struct ffn_part {
-    int32_t begin, end;
-    const void *const *weights;
-    bool in_file;     /* the matrices are whole; else images of the part */
-    float *gate, *up; /* [n_tokens, end - begin] */
-};
-
-static void add_gate_up(struct builder *b, const struct ffn_part *part, const float *a)
-{
-    struct sl_op_linear *const linear = add_linear(b, b->bind->n_tokens, a);
-    linear->activation = b->model->arch->activation;
-    add_rows(b, linear, SL_W_GATE, part->weights[SL_W_GATE], part->in_file, part->begin, part->end,
-             layer_vector(b, SL_V_GATE_BIAS), part->gate);
-    add_rows(b, linear, SL_W_UP, part->weights[SL_W_UP], part->in_file, part->begin, part->end,
-             layer_vector(b, SL_V_UP_BIAS), part->up);
-}
-
-/* The parts of a dense feed-forward that this list computes. */
-static int ffn_parts(const struct builder *b, const struct workspace *ws, struct ffn_part *parts)
-{
-    const struct sl_shard_bind *const bind = b->bind;
-    const int32_t n_ff = (int32_t)b->model->hp.n_ff, cut = bind->cut;
-    const bool others = bind->part == SL_PART_OTHERS;
-    parts[0] = (struct ffn_part){.begin = others ? cut : 0,
-                                 .end = others || cut == 0 ? n_ff : cut,
-                                 .weights = bind->weights,
-                                 .in_file = others,
-                                 .gate = work(b, ws->b),
-                                 .up = work(b, ws->k)};
-    if (cut == 0 || bind->part != SL_PART_WHOLE) {
-        return 1;
-    }
-    const size_t at = align_up((size_t)bind->n_tokens * (size_t)cut * sizeof(float));
-    parts[1] = (struct ffn_part){.begin = cut,
-                                 .end = n_ff,
-                                 .weights = bind->rest,
-                                 .gate = work(b, ws->b + at),
-                                 .up = work(b, ws->k + at)};
-    return 2;
-}
-
-static void add_join(struct builder *b, const struct workspace *ws, float *y)
-{
-    const struct sl_shard_bind *bind = b->bind;
-    struct sl_op_add *add = &add_op(b, SL_OP_ADD, bind->n_tokens)->add;
-    add->x = bind->partial ? bind->partial : work(b, ws->joined);
-    add->y = y;
-    add->n = b->model->hp.n_embd;
-}
-
-/* Both parts' gate and up come before either's down, which may take the memory of their input. */
-static void add_ffn_parts(struct builder *b, const struct workspace *ws, float *y, bool accumulate)
-{
-    struct ffn_part parts[2];
-    const int n_parts = ffn_parts(b, ws, parts);
-    for (int i = 0; i < n_parts; i++) {
-        add_gate_up(b, &parts[i], work(b, ws->a));
-    }
-    for (int i = 0; i < n_parts; i++) {
-        add_columns(b, SL_W_DOWN, parts[i].weights[SL_W_DOWN], parts[i].in_file, parts[i].begin,
-                    parts[i].end, layer_vector(b, SL_V_DOWN_BIAS), parts[i].gate, y,
-                    accumulate || i > 0);
-    }
-}
-
-typedef void add_parts_fn(struct builder *b, const struct workspace *ws, float *y, bool accumulate);
-
-/* A sub-layer of the residual stream, or a part of it: its sums go into the stream, or by way of
- * `temp` through a norm, which comes when all are there. */
-static void build_sublayer(struct builder *b, size_t pre_norm, size_t post_norm,
-                           const struct workspace *ws, size_t temp, add_parts_fn *add_parts)
-{
-    const struct sl_shard_bind *bind = b->bind;
-    const int32_t n = bind->n_tokens;
-    const uint32_t n_embd = b->model->hp.n_embd;
-    const bool direct = post_norm == SL_NO_CONST;
-    float *const sum = direct ? bind->hidden : work(b, temp);
-    if (bind->part == SL_PART_WHOLE || bind->part == SL_PART_ROUTE) {
-        add_norm(b, n, pre_norm, bind->hidden, work(b, ws->a), n_embd, 1);
-    }
-    if (bind->part == SL_PART_OTHERS) {
-        add_parts(b, ws, work(b, ws->partial), false);
-    } else if (bind->part == SL_PART_JOIN) {
-        add_join(b, ws, sum);
-    } else if (bind->part != SL_PART_ROUTE) {
-        add_parts(b, ws, sum, direct);
-    }
-    if (!direct && (bind->part == SL_PART_WHOLE || bind->part == SL_PART_JOIN)) {
-        add_norm(b, n, post_norm, sum, bind->hidden, n_embd, 1)->accumulate = true;
-    }
-}
-
-static void build_attention(struct builder *b)
-{
-    const struct workspace ws = carve(b->model, b->shard, b->bind->n_tokens, 0);
-    build_sublayer(b, layer_vector(b, SL_V_ATTN_NORM), layer_vector(b, SL_V_POST_ATTN_NORM), &ws,
-                   ws.b, add_attention_parts);
-}
-
-static void build_ffn(struct builder *b)
-{
-    const struct workspace ws = carve(b->model, b->shard, b->bind->n_tokens, 0);
-    build_sublayer(b, layer_vector(b, SL_V_FFN_NORM), layer_vector(b, SL_V_POST_FFN_NORM), &ws,
-                   ws.a, add_ffn_parts);
-}
-
-static const void *bound_weight(const struct builder *b, uint32_t role)
-{
-    return role < b->shard->n_weights ? b->bind->weights[role] : NULL;
-}
-
-static struct sl_experts_matrix experts_matrix(const struct builder *b, uint32_t role,
-                                               uint32_t bias_role)
-{
-    const struct sl_matrix *m = &b->shard->weights[role].m;
-    return (struct sl_experts_matrix){.data = b->bind->weights[role],
-                                      .table = b->bind->experts[role],
-                                      .type = m->type,
-                                      .n_rows = m->n_rows / b->model->hp.n_experts,
-                                      .n_cols = m->n_cols,
-                                      .bias = bound_weight(b, bias_role)};
-}
-
-static void add_route(struct builder *b, const struct workspace *ws)
-{
-    const struct sl_hparams *hp = &b->model->hp;
-    const struct sl_arch *arch = b->model->arch;
-    const struct sl_shard_bind *bind = b->bind;
-    const int32_t n = bind->n_tokens;
-    float *a = work(b, ws->a);
-    add_norm(b, n, layer_vector(b, SL_V_FFN_NORM), bind->hidden, a, hp->n_embd, 1);
-    struct sl_op_router *router = &add_op(b, SL_OP_ROUTER, n)->router;
-    router->x = a;
-    router->w = b->shard->weights[SL_W_ROUTER].m;
-    router->w.data = bind->weights[SL_W_ROUTER];
-    router->bias = constant(b, layer_vector(b, SL_V_ROUTER_BIAS));
-    router->ids = (int32_t *)(void *)work(b, ws->ids);
-    router->weights = work(b, ws->weights);
-    router->n_used = (int32_t)hp->n_experts_used;
-    router->gating = arch->gating;
-    router->normalize = arch->normalize_weights;
-    router->scale = 1.0F;
-    const bool divides = bind->at_hand != NULL && bind->part == SL_PART_ROUTE;
-    if (!divides && bind->uses == NULL) {
-        return;
-    }
-    const struct sl_op_router choice = *router;
-    struct sl_op_divide *divide = &add_op(b, SL_OP_DIVIDE, n)->divide;
-    divide->ids = choice.ids;
-    divide->at_hand = divides ? bind->at_hand : NULL;
-    divide->uses = bind->uses;
-    divide->mine = (int32_t *)(void *)work(b, ws->mine);
-    divide->n_used = choice.n_used;
-    divide->n_experts = (int32_t)hp->n_experts;
-    divide->share = bind->share;
-}
-
-/* The experts in the list at `ids`: added to y, or y itself. */
-static void add_experts(struct builder *b, const struct workspace *ws, size_t ids, float *y,
-                        bool accumulate)
-{
-    const struct sl_hparams *hp = &b->model->hp;
-    struct sl_op_experts *experts = &add_op(b, SL_OP_EXPERTS, b->bind->n_tokens)->experts;
-    experts->x = work(b, ws->a);
-    experts->y = y;
-    experts->ids = (const int32_t *)(const void *)work(b, ids);
-    experts->weights = work(b, ws->weights);
-    experts->n_used = (int32_t)hp->n_experts_used;
-    experts->n = (int32_t)hp->n_experts;
-    experts->gate = experts_matrix(b, SL_W_GATE, SL_W_GATE_BIAS);
-    experts->up = experts_matrix(b, SL_W_UP, SL_W_UP_BIAS);
-    experts->down = experts_matrix(b, SL_W_DOWN, SL_W_DOWN_BIAS);
-    experts->activation = b->model->arch->activation;
-    experts->accumulate = accumulate;
-}
-
-static struct sl_experts_matrix shared_matrix(const struct builder *b, uint32_t role)
-{
-    const struct sl_matrix *m = &b->shard->weights[role].m;
-    return (struct sl_experts_matrix){
-        .data = b->bind->weights[role], .type = m->type, .n_rows = m->n_rows, .n_cols = m->n_cols};
-}
-
-/* The expert that every token uses, if there is one, added to the hidden state. */
-static void add_shared_expert(struct builder *b, const struct workspace *ws)
-{
-    if (b->model->hp.n_ff_shared == 0) {
-        return;
-    }
-    const int32_t n = b->bind->n_tokens;
-    struct sl_op_router *router = &add_op(b, SL_OP_ROUTER, n)->router;
-    router->x = work(b, ws->a);
-    router->w = b->shard->weights[SL_W_SHARED_ROUTER].m;
-    router->w.data = b->bind->weights[SL_W_SHARED_ROUTER];
-    router->ids = (int32_t *)(void *)work(b, ws->one);
-    router->weights = work(b, ws->gate);
-    router->n_used = 1;
-    router->gating = SL_GATING_SIGMOID;
-    router->scale = 1.0F;
-    struct sl_op_experts *expert = &add_op(b, SL_OP_EXPERTS, n)->experts;
-    expert->x = work(b, ws->a);
-    expert->y = b->bind->hidden;
-    expert->ids = (const int32_t *)(const void *)work(b, ws->one);
-    expert->weights = work(b, ws->gate);
-    expert->n_used = 1;
-    expert->n = 1;
-    expert->gate = shared_matrix(b, SL_W_SHARED_GATE);
-    expert->up = shared_matrix(b, SL_W_SHARED_UP);
-    expert->down = shared_matrix(b, SL_W_SHARED_DOWN);
-    expert->activation = b->model->arch->activation;
-    expert->accumulate = true;
-}
-
-static void build_mixture(struct builder *b)
-{
-    const struct workspace ws = carve(b->model, b->shard, b->bind->n_tokens, 0);
-    switch (b->bind->part) {
-    case SL_PART_WHOLE:
-        add_route(b, &ws);
-        add_experts(b, &ws, ws.ids, b->bind->hidden, true);
-        add_shared_expert(b, &ws);
-        break;
-    case SL_PART_ROUTE:
-        add_route(b, &ws);
-        break;
-    case SL_PART_OWN:
-        add_experts(b, &ws, ws.mine, b->bind->hidden, true);
-        add_shared_expert(b, &ws);
-        break;
-    case SL_PART_OTHERS:
-        add_experts(b, &ws, ws.mine, work(b, ws.partial), false);
-        break;
-    case SL_PART_JOIN:
-        add_join(b, &ws, b->bind->hidden);
-        break;
-    }
-}
-
-struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struct sl_shard *shard,
-                                       int32_t n_tokens)
-{
-    const struct workspace ws = carve(model, shard, n_tokens, n_tokens);
-    if (shard->kind == SL_SHARD_HEAD) {
-        const size_t n_logits = (size_t)n_tokens * model->hp.n_vocab;
-        return (struct sl_shard_choice){
-            .end = ws.bytes, .partial = ws.bytes, .bytes = ws.bytes + n_logits * sizeof(float)};
-    }
-    const size_t input = align_up((size_t)n_tokens * model->hp.n_embd * sizeof(float));
-    return (struct sl_shard_choice){.ids = ws.ids,
-                                    .mine = ws.mine,
-                                    .end = shard->expert_bytes > 0 ? ws.partial : input,
-                                    .partial = ws.partial,
-                                    .bytes = ws.bytes,
-                                    .joined = ws.joined};
-}
-
-/* Logits of the rows that this list computes: all, those before the cut, or those behind it. */
-static void add_logits(struct builder *b, const float *a)
-{
-    const struct sl_shard_bind *bind = b->bind;
-    const bool others = bind->part == SL_PART_OTHERS;
-    struct sl_op_linear *linear = add_linear(b, bind->n_outputs, a);
-    add_part(b, linear, SL_W_OUTPUT, b->model->layout->output_bias, bind->logits);
-    struct sl_matrix *const w = &linear->part[0].w;
-    if (others) {
-        const float *const bias = linear->part[0].bias;
-        w->data = after(w->data, (size_t)bind->cut * sl_type_row_bytes(w->type, w->n_cols));
-        linear->part[0].bias = bias ? bias + bind->cut : NULL;
-    }
-    w->n_rows = others ? w->n_rows - bind->cut : bind->cut > 0 ? bind->cut : w->n_rows;
-}
-
-/* Only rows that someone reads are normed and multiplied: in prefill one of hundreds. */
-static void build_head(struct builder *b)
-{
-    const struct sl_model *model = b->model;
-    const struct sl_shard_bind *bind = b->bind;
-    const int32_t n = bind->n_outputs;
-    if (n == 0) {
-        return;
-    }
-    assert(n <= bind->n_tokens);
-    const struct workspace ws = carve(model, b->shard, bind->n_tokens, n);
-    float *a = work(b, ws.a);
-    const float *last = bind->hidden == NULL
-                            ? NULL
-                            : bind->hidden + (size_t)(bind->n_tokens - n) * model->hp.n_embd;
-    if (bind->part == SL_PART_WHOLE || bind->part == SL_PART_ROUTE) {
-        add_norm(b, n, model->layout->output_norm, last, a, model->hp.n_embd, 1);
-    }
-    if (bind->part != SL_PART_ROUTE && bind->part != SL_PART_JOIN) {
-        add_logits(b, a);
-    }
-}
-
-/* The ops of one piece of the pass (or all of it). */
-static void build_piece(struct builder *b)
-{
-    switch (b->shard->kind) {
-    case SL_SHARD_ATTENTION:
-        build_attention(b);
-        break;
-    case SL_SHARD_FFN:
-        if (b->model->hp.n_experts > 0) {
-            build_mixture(b);
-        } else {
-            build_ffn(b);
-        }
-        break;
-    case SL_SHARD_HEAD:
-        build_head(b);
-        break;
-    }
-}
-
-int sl_shard_build(const struct sl_model *model, const struct sl_shard *shard,
-                   const struct sl_shard_bind *bind, struct sl_op *ops)
-{
-    struct builder b = {.model = model, .shard = shard, .bind = bind, .ops = ops};
-    if (!goes_in_pieces(model, shard)) {
-        build_piece(&b);
-        return b.n_ops;
-    }
-    assert(bind->n_tokens <=
-           (bind->part == SL_PART_WHOLE ? SL_SHARD_MAX_PIECES : 1) * PIECE_TOKENS);
-    for (int32_t at = 0; at < bind->n_tokens; at += PIECE_TOKENS) {
-        const int32_t left = bind->n_tokens - at;
-        struct sl_shard_bind piece = *bind;
-        piece.n_tokens = left < PIECE_TOKENS ? left : PIECE_TOKENS;
-        piece.hidden = bind->hidden ? bind->hidden + (size_t)at * model->hp.n_embd : NULL;
-        piece.pos = bind->pos ? bind->pos + at : NULL;
-        piece.seq = bind->seq ? bind->seq + at : NULL;
-        b.bind = &piece;
-        build_piece(&b);
-    }
-    return b.n_ops;
+    return sl_shard_carve(model, shard, n_tokens, n_outputs).bytes;
 }
 
 size_t sl_shard_scratch_bytes(const struct sl_model *model, const struct sl_shard *shard,
