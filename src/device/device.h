@@ -152,7 +152,7 @@ void sl_device_destroy(struct sl_device **dev); /* accepts NULL and a pointer to
 
 /* The symbol that the CUDA library exports, and its interface version. */
 #define SL_CUDA_ENTRY_NAME "sl_cuda_device_create"
-#define SL_CUDA_ENTRY_VERSION 5
+#define SL_CUDA_ENTRY_VERSION 6
 typedef enum sluice_status sl_cuda_entry_fn(int version, struct sl_device **out, int ordinal,
                                             struct sluice_error *err);
 

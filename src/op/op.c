@@ -51,7 +51,7 @@ static size_t packed_bytes(size_t n_rows, size_t n_cols)
 }
 
 /* Elements of the widest activation that a chunk of pairs may have, and the least pairs. */
-#define CHUNK_ELEMENTS (1 << 23)
+#define CHUNK_ELEMENTS (1 << 24)
 #define CHUNK_MIN_PAIRS 256
 
 int32_t sl_op_experts_chunk(const struct sl_op *op)
