@@ -25,8 +25,10 @@
 /* Beside a GPU the pool has waited about so long when a mixture's choice comes down. */
 #define PAUSE_NS 50000
 
-/* Copies of this size keep the link busy in another lap. */
+/* Copies of this size keep the link busy in another lap, out of as much of the file as no cache
+ * holds. */
 #define COPY_BYTES ((size_t)16 << 20)
+#define SOURCE_BYTES ((size_t)1 << 30)
 #define MOST_COPIES 1024
 
 /* What is timed in each layer. The head comes once a lap. */
@@ -41,7 +43,9 @@ struct host {
     double n_few, n_all;      /* experts of the lap */
     enum sl_unit unit;        /* whose expectations they are beside */
     struct sl_stream *stream; /* of copies; NULL: there are none */
-    void *from, *to;
+    const uint8_t *from;      /* page-locked */
+    size_t piece_bytes, n_pieces;
+    void *to;
 };
 
 static void bind_weights(struct sl_cal *c, const struct sl_shard *shard)
@@ -190,9 +194,10 @@ static enum sluice_status start_copies(struct host *h, double lap_ns)
 {
     struct sl_device *const dev = h->c->o->device;
     const double rate = h->c->profile->h2d_bytes_per_s[SL_N_COPY_SIZES - 1];
-    const double n = ceil(1.5e-9 * lap_ns * rate / COPY_BYTES) + 1;
+    const double n = ceil(1.5e-9 * lap_ns * rate / (double)h->piece_bytes) + 1;
     for (int i = 0; i < (int)fmin(n, MOST_COPIES); i++) {
-        SL_TRY(dev->vt->copy_to_device(dev, h->stream, h->to, h->from, COPY_BYTES, h->c->err));
+        const uint8_t *const piece = h->from + (size_t)i % h->n_pieces * h->piece_bytes;
+        SL_TRY(dev->vt->copy_to_device(dev, h->stream, h->to, piece, h->piece_bytes, h->c->err));
     }
     return SLUICE_STATUS_OK;
 }
@@ -253,17 +258,23 @@ static enum sluice_status calibrate_tier(struct host *h, int32_t tier)
     return SLUICE_STATUS_OK;
 }
 
-/* What copies need: the device's memory is in the budget, and the host's must be page-locked. */
+/* What copies need: memory of the device, within the budget, and a part of the file, page-locked.
+ */
 static enum sluice_status init_copies(struct host *h)
 {
     const struct sl_cal *const c = h->c;
     struct sl_device *const dev = c->o->device;
+    size_t bytes = 0;
+    const void *const mapping = sl_gguf_mapping(c->model->file, 0, &bytes);
+    bytes = bytes < SOURCE_BYTES ? bytes : SOURCE_BYTES;
     if (!dev || c->o->budget_bytes < COPY_BYTES ||
-        dev->vt->host_alloc(dev, COPY_BYTES, &h->from, NULL) != SLUICE_STATUS_OK) {
+        dev->vt->host_register(dev, mapping, bytes, true, NULL) != SLUICE_STATUS_OK) {
         return SLUICE_STATUS_OK;
     }
-    memset(h->from, 0, COPY_BYTES);
-    SL_TRY(dev->vt->mem_alloc(dev, COPY_BYTES, &h->to, c->err));
+    h->from = mapping;
+    h->piece_bytes = bytes < COPY_BYTES ? bytes : COPY_BYTES;
+    h->n_pieces = bytes / h->piece_bytes;
+    SL_TRY(dev->vt->mem_alloc(dev, h->piece_bytes, &h->to, c->err));
     return dev->vt->stream_create(dev, &h->stream, c->err);
 }
 
@@ -278,7 +289,7 @@ static void finish(struct host *h)
         dev->vt->mem_free(dev, h->to);
     }
     if (h->from) {
-        dev->vt->host_free(dev, h->from);
+        dev->vt->host_unregister(dev, h->from);
     }
     sl_free(h->figures[0]);
     sl_free(h->mem);
