@@ -124,12 +124,10 @@ static size_t up(size_t n)
 static size_t kv_bytes(const struct sl_plan *plan, const struct sl_model *model, bool in_vram)
 {
     const size_t blocks = ((size_t)plan->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
-    const int32_t n = (int32_t)model->hp.n_kv_heads, cut = plan->split.kv_heads;
-    return blocks * sl_kv_block_bytes((struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16},
-                                      cut == 0  ? n
-                                      : in_vram ? cut
-                                                : n - cut,
-                                      (int32_t)model->hp.head_dim);
+    const int32_t cut = plan->split.kv_heads, n = (int32_t)model->hp.n_kv_heads;
+    const int32_t n_here = cut == 0 ? n : in_vram ? cut : n - cut;
+    const struct sl_kv_types types = {SL_TYPE_F16, SL_TYPE_F16};
+    return blocks * sl_kv_block_bytes(types, n_here, (int32_t)model->hp.head_dim);
 }
 
 /* All of it, or what is behind a cut. */
@@ -162,16 +160,12 @@ static size_t part_bytes(const struct sl_plan *plan, const struct sl_model *mode
     size_t bytes = 0;
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         const struct sl_matrix *const m = &shard->weights[w].m;
-        bool columns = false;
-        int64_t cut = plan->split.head;
-        if (shard->kind == SL_SHARD_FFN) {
-            columns = w == SL_W_DOWN;
-            cut = plan->split.ffn;
-        } else if (shard->kind == SL_SHARD_ATTENTION) {
-            columns = w == SL_W_O;
-            cut = (int64_t)plan->split.kv_heads * hp->head_dim;
-            cut *= w == SL_W_Q || w == SL_W_O ? hp->n_heads / hp->n_kv_heads : 1;
-        }
+        const bool ffn = shard->kind == SL_SHARD_FFN, head = shard->kind == SL_SHARD_HEAD;
+        const bool columns = w == (ffn ? SL_W_DOWN : SL_W_O) && !head;
+        const int64_t heads = w == SL_W_Q || w == SL_W_O ? hp->n_heads / hp->n_kv_heads : 1;
+        const int64_t cut =
+            ffn ? plan->split.ffn
+                : (head ? plan->split.head : heads * plan->split.kv_heads * hp->head_dim);
         const int64_t n = rest ? (columns ? m->n_cols : m->n_rows) - cut : cut;
         assert_true(n > 0);
         bytes += up((size_t)(columns ? m->n_rows : n) *
@@ -509,7 +503,6 @@ static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers
     if (used > s->budget_bytes) {
         return HUGE_VAL;
     }
-    bool streams = false;
     for (int32_t k = 0, first = below(n); k < n; k++) {
         const int32_t i = (int32_t)(((int64_t)first + (int64_t)k * 7) % n);
         const struct sl_shard *const shard = &s->model->shards[i];
@@ -523,7 +516,6 @@ static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers
             s->is_in_prefix[i] = true;
             s->item_bytes[i] = s->rest_bytes[i] + s->kv_host_bytes;
             s->placement[i] = ring > 0 && below(3) == 0 ? SL_PLACE_STREAMED : SL_PLACE_SHARED;
-            streams = streams || s->placement[i] == SL_PLACE_STREAMED;
             if (used > s->budget_bytes) {
                 return HUGE_VAL;
             }
@@ -544,7 +536,6 @@ static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers
             return HUGE_VAL;
         }
         s->placement[i] = stream ? SL_PLACE_STREAMED : SL_PLACE_HOST;
-        streams = streams || stream;
     }
     const int32_t n_steps =
         sl_steps_compile(s->placement, s->item_bytes, n, ring, s->steps, s->step_scratch);
