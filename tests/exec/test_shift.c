@@ -208,7 +208,9 @@ static void test_homes(void **state)
                 run_long(&s, wanted);
                 close_context(&s);
                 const double difference = helper_mean_kl(wanted, got, 1, MAX_VOCAB);
-                if (!(difference < MAX_HOME_KL)) {
+                /* Sums of two parts round otherwise, which packed keys can make a step of. */
+                const bool in_parts = strategies[i] == SL_STRATEGY_SPLIT;
+                if (!(difference < (in_parts ? MAX_KL : MAX_HOME_KL))) {
                     fail_msg("%s, %s/%s, %s: KL %g", names[m], sl_type_name(types.k),
                              sl_type_name(types.v), sl_strategy_name(strategies[i]), difference);
                 }
