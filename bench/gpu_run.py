@@ -145,8 +145,9 @@ class Session:
         for shape, kind in SHAPES:
             path = self.model(shape, kind)
             # Generation takes its time where 15 GiB are read for every token.
-            self.bench(path, 200, 2 if kind == "F16" else None, vram=BUDGETS,
-                       n_prompt="1024,2048", n_gen="64", ctx_size="2112")
+            slow = kind == "F16"
+            self.bench(path, 200, 2 if slow else None, vram=BUDGETS, n_prompt="1024,2048",
+                       n_gen="32" if slow else "64", ctx_size="2112")
             self.kl(path, 256, ["2048", "0"])
         path = self.model("minitron8b", "F16")
         self.bench(path, 60, vram="2G", n_prompt="512,4096", n_gen="0")
