@@ -13,14 +13,16 @@
 #include "base/mem.h"
 #include "exec/context_internal.h"
 
-#define LONG_WINDOW 2   /* of tiers that are too long for graphs: they come seldom */
-#define CLEARLY 0.97    /* the winner's time beside the loser's */
-#define HOPELESS 1.25   /* a plan in trial is given up after a few passes beyond this */
-#define EARLY 3         /* that many */
-#define PLAIN_HOPE 1.4  /* the plain plan is tried when predicted within this of the plan in use */
-#define OTHER_HOPE 1.02 /* and other plans within this */
+#define LONG_WINDOW 2  /* of tiers that are too long for graphs: they come seldom */
+#define CLEARLY 0.97   /* the winner's time beside the loser's */
+#define HOPELESS 1.25  /* a plan in trial is given up after a few passes beyond this */
+#define EARLY 3        /* that many */
+#define PLAIN_HOPE 1.4 /* the plain plan is tried when predicted within this of the plan in use */
+#define OTHER_HOPE 1.0 /* and other plans within this */
 #define DRIFT 0.15
-#define STRIKES 2 /* before a second contest; twice as many before each further one */
+/* Windows of slow passes before a second contest; twice as many before each further one. A busy
+ * machine is slow for a while with any plan, and a contest costs some passes without graphs. */
+#define STRIKES 8
 #define MOST_DOUBLINGS 5
 #define LEAST_WEIGHT 0.25
 #define GOOD_ENOUGH 0.02 /* off by less, figures stay */
@@ -281,11 +283,10 @@ void sl_adapt_settle(struct sl_context *ctx)
     }
 }
 
-/* Passes that take another time than those that the contest was about: another contest. */
+/* Passes that have become slower than those that the contest was about: another contest. */
 static void watch(struct sl_adapt_tier *a, double ns)
 {
-    const bool off = fabs(ns / a->best_ns - 1) > DRIFT;
-    a->n_strikes = off ? a->n_strikes + 1 : 0;
+    a->n_strikes = ns > (1 + DRIFT) * a->best_ns ? a->n_strikes + 1 : 0;
     if (a->n_strikes >= STRIKES << a->n_contests) {
         a->settled = false;
         a->n_contests += a->n_contests < MOST_DOUBLINGS;

@@ -10,9 +10,9 @@
  *
  * The contest of a tier begins with its first window. The plan in use stands against the plain one
  * (attention and what fits in VRAM, the rest on the CPU; of a mixture experts that are shared), and
- * then against the best others that the corrected figures promise something of. Who is clearly
- * faster on real passes stays. When the tier's passes have changed by more than 15 % for two
- * windows, there is another contest. All plans of a tier fit the map of the context's plan, so a
+ * then against the best other one by the corrected figures. Who is clearly faster on real passes
+ * stays. When the tier's passes have been slower by more than 15 % for some windows, there is
+ * another contest. All plans of a tier fit the map of the context's plan, so a
  * change of plans is a change of tiers: what the next one holds in VRAM is uploaded beside its
  * first pass.
  *
@@ -27,7 +27,7 @@
 struct sl_context;
 
 #define SL_ADAPT_WINDOW 8
-#define SL_ADAPT_MOST_TRIED 4
+#define SL_ADAPT_MOST_TRIED 2
 
 /* A full pass that was run. */
 struct sl_pass_times {
@@ -47,7 +47,7 @@ struct sl_adapt_tier {
     bool settled, trying;
     struct sl_tier_plan best;
     double best_ns;     /* of the best plan so far; when settled, of the plan in use */
-    int32_t n_strikes;  /* windows in a row that were off by much */
+    int32_t n_strikes;  /* windows in a row that were slower by much */
     int32_t n_contests; /* again */
     struct sl_tier_plan tried[SL_ADAPT_MOST_TRIED];
     int32_t n_tried;

@@ -16,6 +16,9 @@
 #define SPLIT_GRID 6   /* so do cuts */
 /* Feeding copies experts that nobody uses, too: not worth a try where they are most of them. */
 #define FED_LEAST_READ 0.25
+/* In longer passes the CPU's part is arithmetic for many tokens: gains are small, and gone when
+ * something else wants the cores. */
+#define FED_MOST_TOKENS 512
 /* Half as fine as the number of a layer's experts that are fed is searched. */
 #define FED_STEPS 64
 
@@ -359,7 +362,10 @@ static void search_fed(struct sl_search *s, struct sl_candidate c, const struct 
     const struct sl_hparams *const hp = &s->model->hp;
     const int32_t n = (int32_t)hp->n_experts, n_tokens = sl_tier_tokens[c.tier];
     const double read = sl_profile_experts_read(n, hp->n_experts_used, n_tokens);
-    if (!b->ffn_fed || s->n_experts == 0 || multiple == 0 || read < FED_LEAST_READ * n) {
+    const bool too_long =
+        n_tokens > FED_MOST_TOKENS && s->options.strategy != SL_STRATEGY_EXPERTS_FED;
+    if (!b->ffn_fed || too_long || s->n_experts == 0 || multiple == 0 ||
+        read < FED_LEAST_READ * n) {
         return;
     }
     c.uses_device = true;
