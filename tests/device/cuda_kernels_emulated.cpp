@@ -26,7 +26,7 @@
 static int n_failed;
 static int n_checks;
 static uint64_t random_state = 88172645463325252u;
-static const struct sl_cuda_props props = {132, 90, 80 * 1024, 228 * 1024, 50 << 20, 0};
+static const struct sl_cuda_props props = {132, 90, 80 * 1024, 228 * 1024, 50 << 20, 0, false};
 
 static uint32_t random_below(uint32_t n)
 {
