@@ -81,8 +81,13 @@ static void test_run(void **state)
     }
 }
 
+/* Where figures end. */
+#define LEAST_FACTOR 0.1
+#define MOST_FACTOR 10.0
+
 /* How far off one tier is says nothing about another one: passes of up to 512 tokens have figures
- * of their own, which are neither those of the tier before nor made of them. */
+ * of their own, which are neither those of the tier before nor made of them; unless kernels are so
+ * slow (under a sanitizer) that figures end at their bound. */
 static void test_long_passes(void **state)
 {
     (void)state;
@@ -92,8 +97,9 @@ static void test_long_passes(void **state)
     sl_profile_typical(&p, SL_DEVICE_NONE, 1);
     assert_ok(sl_calibrate_run(&p, model, &(struct sl_calibrate_options){0}, &err), err);
     const double *const factor = p.work_factor[SL_UNIT_CPU][SL_WORK_FFN];
-    for (int32_t t = 1; t < SL_N_TIERS && sl_tier_tokens[t] <= 512; t++) {
-        assert_true(factor[t] != factor[t - 1] && factor[t] != sqrt(factor[t - 1]));
+    for (int32_t t = 1; sl_tier_tokens[t] <= 512 && factor[t - 1] < MOST_FACTOR; t++) {
+        assert_true(factor[t] == MOST_FACTOR || factor[t] == LEAST_FACTOR ||
+                    (factor[t] != factor[t - 1] && factor[t] != sqrt(factor[t - 1])));
     }
     sl_model_close(&model);
 }

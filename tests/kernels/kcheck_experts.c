@@ -33,7 +33,7 @@ static bool coin(struct kc_rng *rng)
 void kc_router_make(struct kc_case *c, struct kc_rng *rng)
 {
     struct sl_op_router *o = &c->op.router;
-    c->op.n_tokens = PICK(rng, 1, 1, 2, 5, 8, 9, 40, 70);
+    c->op.n_tokens = PICK(rng, 1, 1, 2, 5, 8, 9, 40, 70, 330);
     o->w.type =
         (enum sl_type)PICK(rng, SL_TYPE_F32, SL_TYPE_F32, SL_TYPE_F32, SL_TYPE_F16, SL_TYPE_BF16);
     o->w.n_rows = PICK(rng, 1, 4, 8, 17, 32, 60, 128, 256);
