@@ -29,13 +29,17 @@ if(NOT SLUICE_SANITIZE)
     endif()
 endif()
 
-# Every test that runs more than one thread of ours.
+# Every test that runs more than one thread of ours, but for one that is about decisions and takes
+# minutes so.
 add_custom_target(threaded_tests)
 add_dependencies(threaded_tests kcheck)
 foreach(source IN LISTS SLUICE_TEST_SOURCES)
     get_filename_component(name ${source} NAME_WE)
     get_filename_component(folder ${source} DIRECTORY)
     get_filename_component(part ${folder} NAME)
+    if(name STREQUAL "test_adapt")
+        continue()
+    endif()
     if(name MATCHES "^test_(pool|device_sim|cpu_run)$" OR part STREQUAL "exec")
         get_test_property(${name} LABELS labels)
         set_tests_properties(${name} PROPERTIES LABELS "${labels};threads")
