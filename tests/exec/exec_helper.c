@@ -72,6 +72,21 @@ double helper_mean_kl(const float *p, const float *q, int n_rows, uint32_t n_voc
     return total / n_rows;
 }
 
+int32_t helper_cut_end(const struct sl_model *model, enum sl_shard_kind kind, int32_t *unit)
+{
+    int32_t n = 0;
+    *unit = 1; /* types may change from layer to layer */
+    for (uint32_t i = 0; i < model->n_shards; i++) {
+        const struct sl_shard *const shard = &model->shards[i];
+        if (shard->kind == kind) {
+            n = sl_shard_cut_end(model, shard);
+            const int32_t own = n > 0 ? sl_shard_cut_unit(model, shard) : 1;
+            *unit = own > *unit ? own : *unit;
+        }
+    }
+    return n;
+}
+
 void helper_eager_profile(struct sl_profile *p, int n_threads)
 {
     sl_profile_typical(p, SL_DEVICE_SIM, n_threads);

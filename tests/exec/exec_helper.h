@@ -18,6 +18,9 @@ int helper_read_tokens(const char *name, int32_t *tokens, int max);
 /* A context on the CPU alone, with one thread. */
 struct sl_context *helper_cpu_context(const struct sl_model *model, struct sl_plan_options plan);
 
+/* What shards of a kind may be cut in, sl_shard_cut_end, and the unit that serves all of them. */
+int32_t helper_cut_end(const struct sl_model *model, enum sl_shard_kind kind, int32_t *unit);
+
 int32_t helper_best_of(const float *logits, uint32_t n);
 /* Mean KL divergence of q from p, both [n_rows, n_vocab] logits. */
 double helper_mean_kl(const float *p, const float *q, int n_rows, uint32_t n_vocab);

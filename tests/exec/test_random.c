@@ -115,13 +115,8 @@ static struct sl_split random_split(const struct sl_model *model)
 {
     int32_t cut[3];
     for (int k = 0; k < 3; k++) {
-        const int32_t n =
-            sl_shard_cut_end(model, &model->shards[k < 2 ? k : (int)model->n_shards - 1]);
-        int32_t unit = 1; /* types may change from layer to layer */
-        for (uint32_t i = 0; i < model->n_shards && n > 0; i++) {
-            const int32_t own = sl_shard_cut_unit(model, &model->shards[i]);
-            unit = (int)model->shards[i].kind == k && own > unit ? own : unit;
-        }
+        int32_t unit = 0;
+        const int32_t n = helper_cut_end(model, (enum sl_shard_kind)k, &unit);
         cut[k] = n > unit && below(3) > 0 ? (int32_t)below((uint32_t)(n / unit)) * unit : 0;
     }
     return (struct sl_split){.kv_heads = cut[0], .ffn = cut[1], .head = cut[2]};
