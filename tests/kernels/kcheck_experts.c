@@ -402,10 +402,14 @@ struct scores {
     double p[SL_MAX_EXPERTS]; /* or the logit, where p depends on the choice */
     double score[SL_MAX_EXPERTS];
     double error[SL_MAX_EXPERTS]; /* of the score */
-    double relative;              /* error of any p, of its size */
+    double relative; /* error of any p, of its size; above 1 where logits have large errors */
 };
 
-/* An error d of all logits changes a softmax or a sigmoid by the factor e^(2d) at most. */
+/* What is taken for a probability that underflowed, so that large errors of logits cover it. */
+#define KC_GONE 1e-40
+
+/* Errors d of the logits change a softmax or a sigmoid by the factor e^(2d) at most, and neither
+ * leaves 0 to 1. */
 static bool make_scores(const struct kc_instance *in, const struct kc_precision *p, int32_t token,
                         struct scores *s)
 {
@@ -430,12 +434,12 @@ static bool make_scores(const struct kc_instance *in, const struct kc_precision 
     for (int32_t e = 0; e < s->n; e++) {
         sum += exp(s->p[e] - max);
     }
-    s->relative = fmin(1.0, 2.0 * logit_error) + 32.0 * KC_ULP + kc_sum_error(s->n);
+    s->relative = expm1(2.0 * fmin(logit_error, 100.0)) + 32.0 * KC_ULP + kc_sum_error(s->n);
     for (int32_t e = 0; e < s->n; e++) {
         if (o->gating != SL_GATING_SOFTMAX_CHOSEN) {
             s->p[e] = o->gating == SL_GATING_SOFTMAX ? exp(s->p[e] - max) / sum
                                                      : 1.0 / (1.0 + exp(-s->p[e]));
-            s->error[e] = s->relative * s->p[e];
+            s->error[e] = fmin(1.0, s->relative * (s->p[e] + KC_GONE));
         }
         const double bias = o->selection_bias != NULL ? (double)o->selection_bias[e] : 0.0;
         s->score[e] = s->p[e] + bias;
@@ -499,7 +503,9 @@ static bool right_weights(const struct kc_instance *in, const struct scores *s, 
     for (int32_t j = 0; j < o->n_used; j++) {
         const double by = o->normalize ? fmax(sum, (double)SL_ROUTER_MIN_SUM) : 1.0;
         const double want = p[j] / by * (double)o->scale;
-        const double bound = 2.0 * s->relative * fabs(want) + 1e-32;
+        /* An error of p and one of the sum. */
+        const double off = s->relative * (2.0 + s->relative) * (fabs(want) + KC_GONE);
+        const double bound = fmin(fabs((double)o->scale), off) + 1e-32;
         if (!(fabs(want - (double)weights[j]) <= bound)) {
             snprintf(why, bytes, "token %d: weight %d (expert %d) is %.9g, should be %.9g", token,
                      j, ids[j], (double)weights[j], want);
