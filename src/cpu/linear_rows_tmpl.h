@@ -143,26 +143,38 @@ INLINE vf rest_products(vf sum, const uint8_t *w, load_float_fn *load, size_t it
     return sum;
 }
 
+/* How far ahead of a long row of floats is fetched: what is on its way shares the nearest cache
+ * with the activations, so that a whole row ahead is too far. */
+#define FLOATS_FETCH_BYTES 6144
+
+/* Some columns of a row; from `fetch` on as many bytes are fetched meanwhile. */
+INLINE void floats_columns(load_float_fn *load, size_t item_bytes, const uint8_t *w,
+                           const uint8_t *fetch, const float *x, size_t n, vf sum[2])
+{
+    for (size_t i = 0; i < n; i += 2 * V_LANES) {
+        const uint8_t *p = w + i * item_bytes;
+        for (size_t line = 0; line < 2 * V_LANES * item_bytes; line += 64) {
+            prefetch(fetch + i * item_bytes + line);
+        }
+        sum[0] = vf_fma(load(p), vf_load(x + i), sum[0]);
+        sum[1] = vf_fma(load(p + V_LANES * item_bytes), vf_load(x + i + V_LANES), sum[1]);
+    }
+}
+
 /* Float weights times the float activations of one token. */
 INLINE void floats_body(load_float_fn *load, size_t item_bytes, const uint8_t *w,
                         const uint8_t *ahead, const struct sl_linear_x *x, int first, float *out)
 {
-    const int64_t n = x->n_cols;
+    const size_t n = (size_t)x->n_cols;
     const size_t stride = x->stride[SL_LINEAR_FLOAT] / sizeof(float);
     const float *const x0 = (const float *)x->data[SL_LINEAR_FLOAT] + (size_t)first * stride;
-    vf acc0 = vf_zero(), acc1 = vf_zero();
-    int64_t i = 0;
-    for (; i + 2 * V_LANES <= n; i += 2 * V_LANES) {
-        const uint8_t *p = w + (size_t)i * item_bytes;
-        for (size_t line = 0; line < 2 * V_LANES * item_bytes; line += 64) {
-            prefetch(ahead + (size_t)i * item_bytes + line);
-        }
-        acc0 = vf_fma(load(p), vf_load(x0 + i), acc0);
-        acc1 = vf_fma(load(p + V_LANES * item_bytes), vf_load(x0 + i + V_LANES), acc1);
-    }
-    const vf sum = rest_products(vf_add(acc0, acc1), w + (size_t)i * item_bytes, load, item_bytes,
-                                 x0 + i, (size_t)(n - i));
-    *out = vf_sum(sum);
+    const size_t whole = n / (2 * V_LANES) * (2 * V_LANES), far = FLOATS_FETCH_BYTES / item_bytes;
+    const size_t here = whole > far ? whole - far : 0; /* columns that fetch of the same row */
+    vf sum[2] = {vf_zero(), vf_zero()};
+    floats_columns(load, item_bytes, w, w + FLOATS_FETCH_BYTES, x0, here, sum);
+    floats_columns(load, item_bytes, w + here * item_bytes, ahead, x0 + here, whole - here, sum);
+    *out = vf_sum(rest_products(vf_add(sum[0], sum[1]), w + whole * item_bytes, load, item_bytes,
+                                x0 + whole, n - whole));
 }
 
 /* Float activations of several tokens do not fit the nearest cache, so that reading them takes
