@@ -265,35 +265,40 @@ static enum sluice_status validate_divide(const struct sl_op_divide *op, struct 
     return SLUICE_STATUS_OK;
 }
 
-int32_t sl_op_divide_run(const struct sl_op_divide *op, int32_t n_tokens)
+/* Experts that come before e: with more tokens, or as many and a lower id. */
+static int32_t n_fuller(const int32_t *n_tokens, int32_t n_experts, int32_t e)
+{
+    int32_t n = 0;
+    for (int32_t other = 0; other < n_experts; other++) {
+        n += n_tokens[other] > n_tokens[e] || (n_tokens[other] == n_tokens[e] && other < e);
+    }
+    return n;
+}
+
+void sl_op_divide_run(const struct sl_op_divide *op, int32_t n_tokens)
 {
     const int64_t n_pairs = (int64_t)n_tokens * op->n_used;
     for (int64_t i = 0; op->uses && i < n_pairs; i++) {
         op->uses[op->ids[i]]++;
     }
     if (!op->at_hand) {
-        return 0;
+        return;
     }
-    bool taken[SL_MAX_EXPERTS] = {false}; /* first: chosen and not at hand */
+    int32_t missing[SL_MAX_EXPERTS] = {0}; /* tokens of experts that are not at hand */
     int32_t n_distinct = 0;
     for (int64_t i = 0; i < n_pairs; i++) {
         const int32_t e = op->ids[i];
-        if (!op->at_hand[e] && !taken[e]) {
-            taken[e] = true;
-            n_distinct++;
-        }
+        n_distinct += !op->at_hand[e] && missing[e]++ == 0;
     }
-    int32_t left = (n_distinct * op->share + SL_DIVIDE_ALL / 2) / SL_DIVIDE_ALL;
+    const int32_t n_taken = (n_distinct * op->share + SL_DIVIDE_ALL / 2) / SL_DIVIDE_ALL;
+    bool taken[SL_MAX_EXPERTS];
     for (int32_t e = 0; e < op->n_experts; e++) {
-        taken[e] = op->at_hand[e] || (taken[e] && left-- > 0);
+        taken[e] = op->at_hand[e] ||
+                   (missing[e] > 0 && n_taken > 0 && n_fuller(missing, op->n_experts, e) < n_taken);
     }
-    int32_t n_others = 0;
     for (int64_t i = 0; i < n_pairs; i++) {
-        const int32_t e = op->ids[i];
-        op->mine[i] = taken[e] ? e : -1;
-        n_others += !taken[e];
+        op->mine[i] = taken[op->ids[i]] ? op->ids[i] : -1;
     }
-    return n_others;
 }
 
 enum sluice_status sl_op_validate(const struct sl_op *op, struct sluice_error *err)

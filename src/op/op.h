@@ -235,7 +235,9 @@ struct sl_op_experts {
 
 /* A mixture that two backends share: the one that has some experts at hand computes those and a
  * part of the others, the other backend the rest. Of the d distinct experts that are chosen and not
- * at hand the first (d * share + 128) / 256 in rising order are taken too.
+ * at hand (d * share + 128) / 256 are taken too: those with the most tokens, the lower ids first
+ * among equals. Bringing an expert takes this backend as long for many tokens as for one; the
+ * other one computes the longer the more there are.
  *
  *   mine    = ids where the expert is taken, else -1
  *   uses[e] += number of tokens that go to expert e
@@ -301,8 +303,8 @@ size_t sl_op_scratch_bytes(const struct sl_op *op);
 /* (token, expert) pairs whose activations are in scratch at a time: all of a small pass. */
 int32_t sl_op_experts_chunk(const struct sl_op *op);
 
-/* SL_OP_DIVIDE in host memory. Returns how many pairs are left to the other backend. */
-int32_t sl_op_divide_run(const struct sl_op_divide *op, int32_t n_tokens);
+/* SL_OP_DIVIDE in host memory. */
+void sl_op_divide_run(const struct sl_op_divide *op, int32_t n_tokens);
 
 /* Check shapes, types and alignment of an op (not its addresses). INTERNAL names what is wrong. */
 enum sluice_status sl_op_validate(const struct sl_op *op, struct sluice_error *err);

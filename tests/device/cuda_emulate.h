@@ -457,6 +457,26 @@ static inline int __ffsll(long long v)
     return __builtin_ffsll(v);
 }
 
+static inline int __popc(uint32_t v)
+{
+    return __builtin_popcount(v);
+}
+
+// The threads of a block take turns.
+template <class T> static inline T atomicAdd(T *at, T by)
+{
+    const T before = *at;
+    *at += by;
+    return before;
+}
+
+template <class T> static inline T atomicOr(T *at, T bits)
+{
+    const T before = *at;
+    *at |= bits;
+    return before;
+}
+
 static inline float __fdividef(float a, float b)
 {
     return a / b;

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Router and experts of the CUDA device without a GPU: the kernels' own source, compiled as C++ and
-// run thread by thread (cuda_emulate.h), held to sl_op_run_ref.
+// Router, division and experts of the CUDA device without a GPU: the kernels' own source, compiled
+// as C++ and run thread by thread (cuda_emulate.h), held to sl_op_run_ref.
 //
 // Inputs of experts are whole multiples of a power of two with a largest level of 127 in every
 // block, so that packing them is exact; the activations between are rounded to 8 bits or f16, which
 // the bounds allow for. Outputs and scratch hold NaN before, and guard bytes lie behind scratch.
+#include <algorithm>
+#include <map>
+
 #define SL_CUDA_EMULATE
 #include "device/cuda/cuda_ops.h"
+#include "device/cuda/divide.cu"
 
 // Chunks smaller than the contract's, so that small cases have several.
 static int32_t most_in_chunk;
@@ -393,6 +397,79 @@ static void check_routers(void)
     check_router(3, 100, 64, 32, f32, softmax, true, false, true);
 }
 
+// ---- divide ----
+
+// The definition in words: missing experts by falling tokens, then rising ids; the first are taken.
+static void check_divide(int n_tokens, int n, int n_used, int share, bool divided)
+{
+    const size_t n_pairs = (size_t)n_tokens * (size_t)n_used;
+    std::vector<int32_t> ids, mine(n_pairs, -7), want(n_pairs, -7), uses((size_t)n, 3);
+    for (int t = 0; t < n_tokens; t++) {
+        std::vector<int32_t> one;
+        while (one.size() < (size_t)n_used) { // low ids more often
+            const int32_t e = (int32_t)(random_below(2) ? random_below((uint32_t)n)
+                                                        : random_below((uint32_t)n / 4 + 1));
+            if (std::find(one.begin(), one.end(), e) == one.end()) {
+                one.push_back(e);
+            }
+        }
+        ids.insert(ids.end(), one.begin(), one.end());
+    }
+    std::vector<uint8_t> at_hand((size_t)n);
+    for (uint8_t &here : at_hand) {
+        here = random_below(3) == 0;
+    }
+    std::map<int32_t, int> tokens;
+    for (int32_t e : ids) {
+        tokens[e]++;
+    }
+    std::vector<std::pair<int, int32_t>> missing;
+    for (const auto &[e, count] : tokens) {
+        if (!at_hand[(size_t)e]) {
+            missing.emplace_back(-count, e);
+        }
+    }
+    std::sort(missing.begin(), missing.end());
+    missing.resize((missing.size() * (size_t)share + 128) / 256);
+    for (size_t i = 0; divided && i < n_pairs; i++) {
+        want[i] = at_hand[(size_t)ids[i]] ? ids[i] : -1;
+        for (const auto &taken : missing) {
+            want[i] = taken.second == ids[i] ? ids[i] : want[i];
+        }
+    }
+    struct sl_op op;
+    memset(&op, 0, sizeof(op));
+    op.kind = SL_OP_DIVIDE;
+    op.n_tokens = n_tokens;
+    op.divide = {ids.data(), divided ? at_hand.data() : NULL, mine.data(), uses.data(), n_used, n,
+                 share};
+    char what[80];
+    snprintf(what, sizeof(what), "divide: %d tokens, %d of %d, share %d", n_tokens, n_used, n,
+             share);
+    const struct sl_cuda_props props = make_props();
+    check(sl_cuda_divide(NULL, &op, &props) == 0 && mine == want, what, 0, 0);
+    std::fill(mine.begin(), mine.end(), -7);
+    std::vector<int32_t> counts((size_t)n, 3);
+    op.divide.uses = counts.data();
+    sl_op_divide_run(&op.divide, n_tokens);
+    check(mine == want && counts == uses, what, 1, 1);
+    for (int e = 0; e < n; e++) {
+        check(uses[(size_t)e] == 3 + (tokens.count(e) ? tokens[e] : 0), what, uses[(size_t)e], e);
+    }
+}
+
+static void check_divides(void)
+{
+    for (int share : {0, 32, 100, 200, SL_DIVIDE_ALL}) {
+        check_divide(1, 128, 8, share, true);
+        check_divide(2, 60, 4, share, true);
+        check_divide(16, 128, 8, share, true);
+        check_divide(33, 8, 2, share, true);
+        check_divide(200, 1024, 10, share, true);
+    }
+    check_divide(40, 40, 5, 128, false);
+}
+
 int main(void)
 {
     static const enum sl_type types[] = {
@@ -401,6 +478,7 @@ int main(void)
         SL_TYPE_Q6_K, SL_TYPE_IQ4_NL, SL_TYPE_IQ4_XS, SL_TYPE_MXFP4,
     };
     check_routers();
+    check_divides();
     check_shapes();
     for (enum sl_type type : types) {
         check_type(type);

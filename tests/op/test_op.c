@@ -190,12 +190,37 @@ static void test_kv_turn(void **state)
     assert_false(sl_kv_turns_keys((struct sl_kv_types){SL_TYPE_Q8_0, SL_TYPE_Q4_0}));
 }
 
+/* Experts 0, 2, 4, 5 and 6 are missing, with 1, 3, 2, 2 and 1 tokens. */
+static void test_divide(void **state)
+{
+    (void)state;
+    const int32_t ids[] = {2, 1, 4, 5, 2, 3, 5, 0, 2, 6, 4, 1};
+    const uint8_t at_hand[] = {0, 1, 0, 1, 0, 0, 0};
+    static const struct {
+        int32_t share, mine[12];
+    } cases[] = {
+        {0, {-1, 1, -1, -1, -1, 3, -1, -1, -1, -1, -1, 1}},
+        {52, {2, 1, -1, -1, 2, 3, -1, -1, 2, -1, -1, 1}}, /* a fifth: the one with most */
+        {103, {2, 1, 4, -1, 2, 3, -1, -1, 2, -1, 4, 1}},  /* of equals the lower */
+        {154, {2, 1, 4, 5, 2, 3, 5, -1, 2, -1, 4, 1}},    /* three fifths */
+        {SL_DIVIDE_ALL, {2, 1, 4, 5, 2, 3, 5, 0, 2, 6, 4, 1}},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        int32_t mine[12], uses[7] = {1};
+        const struct sl_op_divide op = {ids, at_hand, mine, uses, 2, 7, cases[i].share};
+        sl_op_divide_run(&op, 6);
+        assert_memory_equal(mine, cases[i].mine, sizeof(mine));
+        assert_memory_equal(uses, ((int32_t[7]){2, 2, 3, 1, 2, 2, 1}), sizeof(uses));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_valid),         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_gated_heights), cmocka_unit_test(test_scratch),
         cmocka_unit_test(test_kv_addresses),  cmocka_unit_test(test_kv_turn),
+        cmocka_unit_test(test_divide),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
