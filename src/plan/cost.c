@@ -258,33 +258,45 @@ static void share_cost(const struct sl_search *s, const struct sl_candidate *c,
     }
 }
 
-/* The costs of a candidate: those of the tier, with what depends on its counts. */
-const struct sl_shard_cost *sl_cost_candidate(struct sl_search *s, const struct sl_candidate *c)
+/* What depends on a candidate's counts, in a shard's costs of its tier. */
+static struct sl_shard_cost shard_cost(const struct sl_search *s, const struct sl_candidate *c,
+                                       int32_t i, bool streams_kv)
 {
-    const struct sl_shard_cost *const cost = s->cost[c->tier];
+    const struct sl_shard *const shard = &s->model->shards[i];
+    struct sl_shard_cost cost = s->is_in_prefix[i] && sl_shard_cut(s->model, shard, s->split) > 0
+                                    ? s->cut_cost[c->tier][shard->class_id]
+                                    : s->cost[c->tier][i];
+    if (streams_kv) {
+        const double part = (double)s->kv_host_bytes / (double)s->kv_layer_bytes;
+        cost.copy_ns += part * s->kv_copy_ns[c->tier];
+        cost.download_ns = part * s->kv_download_ns[c->tier];
+    }
+    if (shard->expert_bytes > 0) {
+        share_cost(s, c, shard, &cost);
+    }
+    return cost;
+}
+
+/* The costs of a candidate: those of the tier, with what depends on its counts. Most shards are
+ * like the one of their kind before them and have the same. */
+const struct sl_shard_cost *const *sl_cost_candidate(struct sl_search *s,
+                                                     const struct sl_candidate *c)
+{
     const bool heads = s->split.kv_heads > 0;
     const bool streams_kv = c->attention_streamed && (heads || c->n_kv_layers < s->n_layers);
-    const bool cuts = heads || s->split.ffn > 0 || s->split.head > 0;
-    if (!streams_kv && s->n_experts == 0 && !cuts) {
-        return cost;
-    }
-    memcpy(s->candidate_cost, cost, (size_t)s->n_shards * sizeof *cost);
     for (int32_t i = 0; i < s->n_shards; i++) {
-        const struct sl_shard *const shard = &s->model->shards[i];
-        if (s->is_in_prefix[i] && sl_shard_cut(s->model, shard, s->split) > 0) {
-            s->candidate_cost[i] = s->cut_cost[c->tier][shard->class_id];
+        const struct sl_shard_brief *const shard = &s->brief[i];
+        const bool kv = streams_kv && shard->kind == SL_SHARD_ATTENTION;
+        const bool like_before = i >= 2 && shard->class_id == shard[-2].class_id &&
+                                 s->is_in_prefix[i] == s->is_in_prefix[i - 2] &&
+                                 (!kv || shard->layer != c->n_kv_layers);
+        if (!like_before) {
+            const bool kv_comes = kv && (heads || shard->layer >= c->n_kv_layers);
+            s->candidate_cost[i] = shard_cost(s, c, i, kv_comes);
         }
-        if (streams_kv && shard->kind == SL_SHARD_ATTENTION &&
-            (heads || (int32_t)shard->layer >= c->n_kv_layers)) {
-            const double part = (double)s->kv_host_bytes / (double)s->kv_layer_bytes;
-            s->candidate_cost[i].copy_ns += part * s->kv_copy_ns[c->tier];
-            s->candidate_cost[i].download_ns = part * s->kv_download_ns[c->tier];
-        }
-        if (shard->expert_bytes > 0) {
-            share_cost(s, c, shard, &s->candidate_cost[i]);
-        }
+        s->cost_of[i] = like_before ? s->cost_of[i - 2] : &s->candidate_cost[i];
     }
-    return s->candidate_cost;
+    return s->cost_of;
 }
 
 /* Bytes that a pass must read of a shard: of a mixture the experts that are used. */

@@ -105,7 +105,7 @@ static enum sluice_status build_tier(struct sl_tier_plan *tier, const struct sl_
 }
 
 /* Offsets that all tiers share. */
-static enum sluice_status map_shared(struct sl_plan *plan, const struct sl_search *s,
+static enum sluice_status map_shared(struct sl_plan *plan, struct sl_search *s,
                                      const struct sl_choice *choice, struct sluice_error *err)
 {
     const int32_t n = plan->n_shards;
@@ -124,7 +124,9 @@ static enum sluice_status map_shared(struct sl_plan *plan, const struct sl_searc
     plan->kv_offset = plan->kv_table_offset + s->kv_table_bytes;
     plan->resident_base = sl_search_base_bytes(s, choice->n_kv_layers);
     memset(plan->resident_offset, 0xff, (size_t)n * sizeof *plan->resident_offset);
-    plan->n_resident_order = sl_search_resident_order(s, choice->n_kv_layers, plan->resident_order);
+    plan->n_resident_order = sl_search_resident_order(s, choice->n_kv_layers);
+    memcpy(plan->resident_order, s->order,
+           (size_t)plan->n_resident_order * sizeof *plan->resident_order);
     for (int32_t i = 0; i < n; i++) {
         plan->resident_rank[i] = INT32_MAX;
     }

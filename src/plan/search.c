@@ -209,7 +209,7 @@ static double plan_tiers(struct sl_search *s, const struct sl_bounds *b, int32_t
             continue;
         }
         size_t used = sl_search_base_bytes(s, n_kv_layers) + c->top_bytes;
-        sl_search_resident_order(s, n_kv_layers, s->order);
+        sl_search_resident_order(s, n_kv_layers);
         for (int32_t i = 0; i < c->n_resident; i++) {
             used += s->resident_bytes[s->order[i]];
         }

@@ -54,6 +54,16 @@ struct sl_choice {
     uint64_t smallest_budget_bytes;
 };
 
+struct sl_shard_brief {
+    uint8_t kind; /* enum sl_shard_kind */
+    int32_t layer, class_id;
+};
+
+/* What the resident order depends on. */
+struct sl_order_kind {
+    int32_t n_kv_layers, head_first, no_head;
+};
+
 struct sl_search {
     const struct sl_model *model;
     const struct sl_profile *profile;
@@ -80,6 +90,8 @@ struct sl_search {
     size_t slot_bytes, tables_bytes;
     struct sl_tier_sizes sizes[SL_N_TIERS];
     struct sl_hop_cost hop[SL_N_TIERS];
+    /* By shard: what the loops over candidates need of the model, close together. */
+    struct sl_shard_brief *brief;
     /* By shard: packed, as part of the resident prefix (of a mixture its base alone, of one that is
      * cut what is before the cut), behind the cut, in the ring. item_bytes and is_in_prefix are of
      * the candidate that was placed last (sl_search_place). */
@@ -96,12 +108,15 @@ struct sl_search {
     double reads[SL_N_TIERS];
     /* Scratch of the scoring loop. */
     struct sl_shard_cost *candidate_cost;
+    const struct sl_shard_cost **cost_of; /* by shard, see sl_cost_candidate */
     uint8_t *placement;
     struct sl_step *steps;
     size_t *step_scratch;
     double *done_ns, *ready_ns;
     struct sl_timeline *timeline; /* filled by the next score; NULL: none */
-    int32_t *order;
+    /* The resident order that was asked for last. */
+    int32_t *order, n_order;
+    struct sl_order_kind order_kind;
     /* Ways that are not looked for: candidates that place all shards as one of these are left out.
      */
     const struct sl_tier_plan *const *unlike;
@@ -133,7 +148,8 @@ static inline int32_t sl_search_sequences(const struct sl_search *s, int32_t n_t
 void sl_search_set_split(struct sl_search *s, struct sl_split split);
 
 /* Rules that turn counts into placements; used by the search and to build the final plan. */
-int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers, int32_t *order);
+/* Fills s->order and returns how many there are; the same again costs nothing. */
+int32_t sl_search_resident_order(struct sl_search *s, int32_t n_kv_layers);
 size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers);
 void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t *placement);
 
@@ -150,7 +166,8 @@ enum sluice_status sl_cost_init_uses(struct sl_search *s, const float *uses,
                                      struct sluice_error *err);
 /* How much of what a pass reads of experts is in VRAM. */
 double sl_cost_hit(const struct sl_search *s, const struct sl_candidate *c);
-const struct sl_shard_cost *sl_cost_candidate(struct sl_search *s, const struct sl_candidate *c);
+const struct sl_shard_cost *const *sl_cost_candidate(struct sl_search *s,
+                                                     const struct sl_candidate *c);
 
 /* What each engine does in a pass by this candidate; items for its steps must be there. */
 void sl_search_timeline(struct sl_search *s, const struct sl_candidate *c,

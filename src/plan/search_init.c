@@ -67,6 +67,8 @@ static void measure_shards(struct sl_search *s)
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard *const shard = &s->model->shards[i];
         s->image_bytes[i] = sl_align_up(shard->bytes);
+        s->brief[i] = (struct sl_shard_brief){(uint8_t)shard->kind, (int32_t)shard->layer,
+                                              (int32_t)shard->class_id};
         switch (shard->kind) {
         case SL_SHARD_ATTENTION: {
             const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
@@ -179,12 +181,14 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     bool good = true;
 #define GRAB(field, count)                                                                         \
     good = good && (s->field = sl_calloc(SL_MEM_PLAN, (count), sizeof *s->field)) != NULL
+    GRAB(brief, n);
     GRAB(image_bytes, n);
     GRAB(resident_bytes, n);
     GRAB(rest_bytes, n);
     GRAB(is_in_prefix, n);
     GRAB(item_bytes, n);
     GRAB(candidate_cost, n);
+    GRAB(cost_of, n);
     GRAB(placement, n);
     GRAB(steps, n * SL_STEPS_PER_SHARD);
     GRAB(step_scratch, 2 * n);
@@ -223,12 +227,14 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
 
 void sl_search_finish(struct sl_search *s)
 {
+    sl_free(s->brief);
     sl_free(s->image_bytes);
     sl_free(s->resident_bytes);
     sl_free(s->rest_bytes);
     sl_free(s->is_in_prefix);
     sl_free(s->item_bytes);
     sl_free(s->candidate_cost);
+    sl_free(s->cost_of);
     sl_free(s->placement);
     sl_free(s->steps);
     sl_free(s->step_scratch);

@@ -15,8 +15,13 @@ static int32_t reverse_bits(int32_t value, int32_t n_bits)
     return out;
 }
 
-int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers, int32_t *order)
+int32_t sl_search_resident_order(struct sl_search *s, int32_t n_kv_layers)
 {
+    const struct sl_order_kind kind = {n_kv_layers, s->split.head > 0, s->head_on_host};
+    if (s->n_order > 0 && memcmp(&kind, &s->order_kind, sizeof kind) == 0) {
+        return s->n_order;
+    }
+    int32_t *const order = s->order;
     int32_t n = 0;
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard *const shard = &s->model->shards[i];
@@ -42,6 +47,8 @@ int32_t sl_search_resident_order(const struct sl_search *s, int32_t n_kv_layers,
     if (!s->head_on_host && s->split.head == 0) {
         order[n++] = s->n_shards - 1;
     }
+    s->order_kind = kind;
+    s->n_order = n;
     return n;
 }
 
@@ -55,7 +62,7 @@ size_t sl_search_base_bytes(const struct sl_search *s, int32_t n_kv_layers)
  * a group stays on the host: the copy of the streamed one hides behind it. */
 static bool spread(int32_t j, int32_t m, int32_t n)
 {
-    return (int64_t)(j + 1) * n / m != (int64_t)j * n / m;
+    return n == m || (n > 0 && (int64_t)(j + 1) * n / m != (int64_t)j * n / m);
 }
 
 /* Where an FFN goes that is not resident as a whole: of a mixture, cut, or beyond the prefix. */
@@ -88,7 +95,7 @@ static enum sl_placement place_head(const struct sl_search *s, const struct sl_c
 
 void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t *placement)
 {
-    const int32_t n_order = sl_search_resident_order(s, c->n_kv_layers, s->order);
+    const int32_t n_order = sl_search_resident_order(s, c->n_kv_layers);
     memset(s->is_in_prefix, 0, (size_t)s->n_shards * sizeof *s->is_in_prefix);
     for (int32_t i = 0; i < c->n_resident; i++) {
         s->is_in_prefix[s->order[i]] = true;
@@ -96,11 +103,12 @@ void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t 
     const bool in_parts = s->n_experts > 0 || s->split.ffn > 0; /* no FFN is resident as a whole */
     int32_t n_ffn = in_parts ? s->n_layers : 0;
     for (int32_t i = c->n_resident; i < n_order && !in_parts; i++) {
-        n_ffn += s->model->shards[s->order[i]].kind == SL_SHARD_FFN;
+        n_ffn += s->brief[s->order[i]].kind == SL_SHARD_FFN;
     }
+    const bool cut = s->split.kv_heads > 0;
     int32_t j = 0;
     for (int32_t i = 0; i < s->n_shards; i++) {
-        const struct sl_shard *const shard = &s->model->shards[i];
+        const struct sl_shard_brief *const shard = &s->brief[i];
         const bool there = s->is_in_prefix[i];
         s->item_bytes[i] = there ? s->rest_bytes[i] : s->image_bytes[i];
         if (shard->kind == SL_SHARD_HEAD) {
@@ -113,8 +121,7 @@ void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t 
                 s->item_bytes[i] = (size_t)c->n_fed * s->slot_bytes;
             }
         } else {
-            const bool kv_here = (int32_t)shard->layer < c->n_kv_layers;
-            const bool cut = s->split.kv_heads > 0;
+            const bool kv_here = shard->layer < c->n_kv_layers;
             s->item_bytes[i] += kv_here && !cut ? 0 : s->kv_host_bytes;
             placement[i] = there && cut
                                ? (c->attention_streamed ? SL_PLACE_STREAMED : SL_PLACE_SHARED)

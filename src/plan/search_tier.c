@@ -9,6 +9,7 @@
  */
 #include "plan/search_internal.h"
 
+#include <math.h>
 #include <string.h>
 
 #define FFN_GRID 12
@@ -22,18 +23,28 @@
 /* Half as fine as the number of a layer's experts that are fed is searched. */
 #define FED_STEPS 64
 
-/* Score a candidate whose counts are set; false when it cannot run. */
-static bool score(struct sl_search *s, struct sl_candidate *c)
+/* Of the bound's rounding. */
+#define LEAST_MARGIN 1e-9
+
+/* Score a candidate whose counts are set; false when it cannot run, or not in less than `enough`.
+ */
+static bool score(struct sl_search *s, struct sl_candidate *c, double enough)
 {
     sl_search_place(s, c, s->placement);
+    const struct sl_shard_cost *const *const cost = sl_cost_candidate(s, c);
+    const struct sl_hop_cost *const hop = &s->hop[c->tier];
+    if (enough < HUGE_VAL &&
+        sl_steps_least_ns(s->placement, cost, s->n_shards, hop) * (1 - LEAST_MARGIN) >= enough) {
+        return false;
+    }
     const int32_t n_steps = sl_steps_compile(s->placement, s->item_bytes, s->n_shards,
                                              c->ring_bytes, s->steps, s->step_scratch);
     if (n_steps < 0) {
         return false;
     }
-    c->result = sl_steps_simulate(s->steps, n_steps, s->placement, sl_cost_candidate(s, c),
-                                  &s->hop[c->tier], s->done_ns, s->ready_ns, s->timeline);
-    return true;
+    c->result = sl_steps_simulate(s->steps, n_steps, s->placement, cost, hop, s->done_ns,
+                                  s->ready_ns, s->timeline);
+    return enough == HUGE_VAL || c->result.pass_ns < enough;
 }
 
 void sl_search_timeline(struct sl_search *s, const struct sl_candidate *c,
@@ -41,7 +52,7 @@ void sl_search_timeline(struct sl_search *s, const struct sl_candidate *c,
 {
     struct sl_candidate again = *c;
     s->timeline = timeline;
-    score(s, &again);
+    score(s, &again, HUGE_VAL);
     s->timeline = NULL;
 }
 
@@ -52,7 +63,7 @@ static bool fill_resident(struct sl_search *s, struct sl_candidate *c, int32_t m
     if (used > s->budget_bytes) {
         return false;
     }
-    const int32_t n_order = sl_search_resident_order(s, c->n_kv_layers, s->order);
+    const int32_t n_order = sl_search_resident_order(s, c->n_kv_layers);
     c->n_resident = 0;
     while (c->n_resident < n_order && c->n_resident < most) {
         const int32_t i = s->order[c->n_resident];
@@ -217,7 +228,7 @@ static bool is_unlike(const struct sl_search *s, const struct sl_candidate *c)
 void sl_search_keep_better(struct sl_search *s, struct sl_candidate *c, struct sl_candidate *best,
                            bool *found)
 {
-    if (score(s, c) && is_unlike(s, c) && (!*found || c->result.pass_ns < best->result.pass_ns)) {
+    if (score(s, c, *found ? best->result.pass_ns : HUGE_VAL) && is_unlike(s, c)) {
         *best = *c;
         *found = true;
     }
@@ -335,9 +346,10 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
     }
 }
 
-/* One way to feed a mixture's layers: what fits, and its time. False: it cannot be. */
+/* One way to feed a mixture's layers: what fits, and its time. False: it cannot be, or not in less
+ * than `enough`. */
 static bool score_fed(struct sl_search *s, struct sl_candidate *c, const struct sl_bounds *b,
-                      int32_t multiple, int32_t n_fed, bool head_streamed)
+                      int32_t multiple, int32_t n_fed, bool head_streamed, double enough)
 {
     size_t item = (size_t)n_fed * s->slot_bytes;
     item = sl_max_size(item, attention_item_bytes(s, c));
@@ -350,7 +362,7 @@ static bool score_fed(struct sl_search *s, struct sl_candidate *c, const struct 
     if (!fill_resident(s, c, b->most_resident) || ffn_in_prefix(s, c) < s->n_layers) {
         return false;
     }
-    return (!c->head_on_device || head_in_prefix(s, c) || head_streamed) && score(s, c) &&
+    return (!c->head_on_device || head_in_prefix(s, c) != head_streamed) && score(s, c, enough) &&
            is_unlike(s, c);
 }
 
@@ -376,8 +388,8 @@ static void search_fed(struct sl_search *s, struct sl_candidate c, const struct 
         const int32_t tries[] = {at.n_fed + step, at.n_fed - step};
         for (int i = 0; i < 2; i++) {
             if (tries[i] > 0 && tries[i] < n &&
-                score_fed(s, &next, b, multiple, tries[i], head_streamed) &&
-                (!have || next.result.pass_ns < at.result.pass_ns)) {
+                score_fed(s, &next, b, multiple, tries[i], head_streamed,
+                          have ? at.result.pass_ns : HUGE_VAL)) {
                 at = next;
                 have = true;
             }
@@ -450,7 +462,7 @@ bool sl_search_tier_within(struct sl_search *s, int32_t tier, int32_t n_kv_layer
 struct sl_candidate sl_search_host_candidate(struct sl_search *s, int32_t tier)
 {
     struct sl_candidate c = {.tier = tier, .share = SL_SHARE_HOST};
-    score(s, &c);
+    score(s, &c, HUGE_VAL);
     return c;
 }
 

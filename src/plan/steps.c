@@ -144,6 +144,30 @@ int32_t sl_steps_compile(const uint8_t *placement, const size_t *item_bytes, int
     return c.n_steps;
 }
 
+static double later(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+double sl_steps_least_ns(const uint8_t *placement, const struct sl_shard_cost *const *cost,
+                         int32_t n_shards, const struct sl_hop_cost *hop)
+{
+    double chain = 0, copy = 0;
+    bool on_device = false;
+    for (int32_t i = 0; i < n_shards; i++) {
+        const struct sl_shard_cost *const c = cost[i];
+        const bool device = placement[i] != SL_PLACE_HOST;
+        copy += sl_place_uses_ring(placement[i]) ? c->copy_ns : 0;
+        chain += device == on_device ? 0 : device ? hop->up_ns : hop->down_ns;
+        chain += !device ? c->cpu_ns
+                 : sl_place_is_shared(placement[i])
+                     ? c->route_ns + later(c->own_ns, hop->down_ns + c->others_ns) + hop->up_ns
+                     : c->gpu_ns;
+        on_device = device;
+    }
+    return later(chain, copy);
+}
+
 /* Time the CPU needs from `start` on when the bus stays busy until `busy_end`, given the time that
  * it needs alone and beside others. */
 static double contended_ns(double alone_ns, double busy_ns, double start, double busy_end)
@@ -157,11 +181,6 @@ static double contended_ns(double alone_ns, double busy_ns, double start, double
     }
     const double done = overlap / busy_ns; /* part of the work done under contention */
     return overlap + (1 - done) * alone_ns;
-}
-
-static double later(double a, double b)
-{
-    return a > b ? a : b;
 }
 
 /* Copies that may be on their way: of shards first .. end - 1. */
@@ -224,7 +243,8 @@ static void note_step(struct sl_timeline *t, int32_t k, const struct clocks *bef
 }
 
 struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_steps,
-                                       const uint8_t *placement, const struct sl_shard_cost *cost,
+                                       const uint8_t *placement,
+                                       const struct sl_shard_cost *const *cost,
                                        const struct sl_hop_cost *hop, double *done_ns,
                                        double *ready_ns, struct sl_timeline *timeline)
 {
@@ -239,7 +259,7 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
     for (int32_t k = 0; k < n_steps; k++) {
         const struct sl_step *const step = &steps[k];
         const int32_t i = step->shard;
-        const struct sl_shard_cost *const c = &cost[i];
+        const struct sl_shard_cost *const c = cost[i];
         const struct clocks before = {host, copy, gpu, download};
         const struct sl_sim_result work_before = r;
         switch (step->kind) {

@@ -92,7 +92,13 @@ struct sl_hop_cost {
         copy_slowdown; /* time of copies while the CPU works beside that alone; below 1: the same */
 };
 
-/* Simulated pass time and how busy the engines were. */
+/* No list of steps with these placements takes less: every engine has its own work to do, and
+ * shards follow one another. */
+double sl_steps_least_ns(const uint8_t *placement, const struct sl_shard_cost *const *cost,
+                         int32_t n_shards, const struct sl_hop_cost *hop);
+
+/* Simulated pass time and how busy the engines were. Costs are by shard; those that are alike may
+ * be one. */
 struct sl_sim_result {
     double pass_ns;
     double copy_busy_ns;
@@ -126,7 +132,8 @@ struct sl_timeline {
 
 /* `done_ns` and `ready_ns` are scratch of n_shards each; `timeline` may be NULL. */
 struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_steps,
-                                       const uint8_t *placement, const struct sl_shard_cost *cost,
+                                       const uint8_t *placement,
+                                       const struct sl_shard_cost *const *cost,
                                        const struct sl_hop_cost *hop, double *done_ns,
                                        double *ready_ns, struct sl_timeline *timeline);
 

@@ -552,9 +552,10 @@ static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers
             s->candidate_cost[i].copy_ns += part * s->kv_copy_ns[tier];
             s->candidate_cost[i].download_ns = part * s->kv_download_ns[tier];
         }
+        s->cost_of[i] = &s->candidate_cost[i];
     }
-    return sl_steps_simulate(s->steps, n_steps, s->placement, s->candidate_cost, &s->hop[tier],
-                             s->done_ns, s->ready_ns, NULL)
+    return sl_steps_simulate(s->steps, n_steps, s->placement, s->cost_of, &s->hop[tier], s->done_ns,
+                             s->ready_ns, NULL)
         .pass_ns;
 }
 

@@ -344,9 +344,14 @@ static struct sl_sim_result simulate(const struct program *p, const struct sl_sh
     double done[MAX_SHARDS], ready[MAX_SHARDS];
     memset(done, 0xff, sizeof done); /* NaN: whatever is read must have been written */
     memset(ready, 0xff, sizeof ready);
+    const struct sl_shard_cost *costs[MAX_SHARDS];
+    for (int32_t i = 0; i < p->n_shards; i++) {
+        costs[i] = &cost[i];
+    }
     const struct sl_sim_result r =
-        sl_steps_simulate(p->steps, p->n_steps, p->placement, cost, hop, done, ready, &timeline);
+        sl_steps_simulate(p->steps, p->n_steps, p->placement, costs, hop, done, ready, &timeline);
     check_timeline(p, &timeline, &r);
+    CHECK(p, sl_steps_least_ns(p->placement, costs, p->n_shards, hop) <= r.pass_ns * (1 + 1e-9));
     return r;
 }
 
