@@ -8,7 +8,8 @@ The peer is llama.cpp through llama-cpp-python, built here with the machine's ow
 virtual environment (--venv; made when it lacks the package). A MODEL is SHAPE-TYPE, made by
 `sluice synth` with as few layers as keep runs short, or a GGUF file; without any, all of the list
 below. Each is measured with every number of --threads: a prompt of 512 in one pass, then tokens one by one
-from an empty cache, medians of --runs. Only the standard library is needed.
+from an empty cache, medians of --runs. How many times the peer's speed ours is, is the median over the turns as
+well: a shared machine's memory is faster in some minutes than in others. Only the standard library is needed.
 """
 import argparse
 import json
@@ -132,12 +133,19 @@ def spread(values):
 def measure(args, peer, name, kind, path, threads):
     """The two rows of a model and a number of threads."""
     ours, theirs = {}, {}
-    for _ in range(args.runs):
+
+    def measure_ours():
         done = subprocess.run(our_command(args, path, threads), capture_output=True, text=True, check=True)
         for row in json.loads(done.stdout)["rows"]:
             ours.setdefault(row["metric"], []).append(row)
+
+    def measure_peer():
         for metric, value in peer.measure(threads, args.prompt, args.gen).items():
             theirs.setdefault(metric, []).append(value)
+
+    for turn in range(args.runs):
+        for one in (measure_ours, measure_peer) if turn % 2 == 0 else (measure_peer, measure_ours):
+            one()
     rows = []
     for metric, measured in ours.items():
         values = [row["value"] for row in measured]
@@ -148,11 +156,12 @@ def measure(args, peer, name, kind, path, threads):
                 "value": statistics.median(values), "runs": args.runs, "spread": spread(values),
                 "peer": f"llama.cpp of llama-cpp-python {peer.version}",
                 "peer_value": statistics.median(theirs[metric]), "peer_spread": spread(theirs[metric]),
+                "peer_ratio": statistics.median(a / b for a, b in zip(values, theirs[metric])),
                 "command": f"bench/cpu_peer.py --threads {threads} --runs {args.runs} {name}"}
         rows.append(row)
         print(f"{name:28} {threads:>2} {metric:12} {row['value']:>9.4g} {row['spread']:>6.1%}"
               f"   peer {row['peer_value']:>9.4g} {row['peer_spread']:>6.1%}"
-              f"   {row['value'] / row['peer_value']:>5.2f} x", flush=True)
+              f"   {row['peer_ratio']:>5.2f} x", flush=True)
     return rows
 
 

@@ -25,7 +25,7 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 REQUIRED = ("date", "device", "model", "metric", "value")
 NO_MACHINE = "Machine not recorded"
 NUMBERS = ("value", "spread", "predicted", "limit_fraction", "peak_vram_mib", "peer_value",
-           "budget_mib", "prompt_tokens", "generated_tokens", "depth", "batch", "threads", "runs")
+           "peer_ratio", "budget_mib", "prompt_tokens", "generated_tokens", "depth", "batch", "threads", "runs")
 SPEEDS = ("prefill_tps", "decode_tps")
 NAMES = {"kl": "mean KL divergence from the run on the CPU",
          "copy_rate": "copies to VRAM while a whole model is streamed",
@@ -161,7 +161,8 @@ def peer_text(row):
 
 def times_text(row):
     peer = row.get("peer_value")
-    return f"{row['value'] / peer:.2f}" if peer else ""
+    ratio = row.get("peer_ratio") or (row["value"] / peer if peer else None)
+    return f"{ratio:.2f}" if ratio else ""
 
 
 def speed_order(row):
