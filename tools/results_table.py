@@ -222,8 +222,9 @@ def peer_table(rows):
 
 def peer_section(rows):
     peers = ", ".join(sorted({r["peer"] for r in rows}))
-    commits = ", ".join(sorted({f"{r['date']}, commit {r.get('commit')}" for r in rows}))
-    return (f"\n### Beside {peers}\n\nTokens/s, in turns on the same files (`bench/cpu_peer.py`; {commits}).\n\n"
+    commits = "; ".join(sorted({f"{r['date']}, commit {r.get('commit')}" for r in rows}))
+    return (f"\n### Beside {peers}\n\nTokens/s, in turns on the same files (`bench/cpu_peer.py`; {commits}). Times is the median "
+            "of the turns' ratios, in older rows the ratio of the medians.\n\n"
             + peer_table(rows))
 
 
