@@ -105,12 +105,17 @@ static void add_rope(struct builder *b, float *x, uint32_t n_heads)
     rope->neox = model->arch->rope_neox;
 }
 
-/* KV heads begin .. end - 1 of an attention, with their query heads. */
-struct attention_part {
+/* A piece of a shard that may be cut: elements begin .. end - 1. */
+struct cut_part {
     int32_t begin, end;
     const void *const *weights;
-    bool in_file; /* the matrices are whole; else images of the part */
-    void *cache;  /* of these heads alone */
+    bool in_file; /* the matrices are whole; else images of the piece */
+};
+
+/* KV heads of an attention, with their query heads. */
+struct attention_part {
+    struct cut_part cut;
+    void *cache; /* of these heads alone */
     float *q, *k, *v, *a;
 };
 
@@ -119,7 +124,7 @@ static struct sl_kv_view kv_view(const struct builder *b, const struct attention
 {
     struct sl_kv_view kv = b->bind->kv;
     kv.data = part->cache;
-    kv.n_kv_heads = part->end - part->begin;
+    kv.n_kv_heads = part->cut.end - part->cut.begin;
     kv.head_dim = (int32_t)b->model->hp.head_dim;
     return kv;
 }
@@ -129,34 +134,37 @@ static const void *after(const void *data, size_t bytes)
     return data ? (const char *)data + bytes : NULL;
 }
 
-/* Rows begin .. end - 1 of a matrix of the file, or all of those of a part's image. */
+/* The part's rows of a matrix, with their bias. */
 static void add_rows(const struct builder *b, struct sl_op_linear *linear, uint32_t role,
-                     const void *data, bool in_file, int64_t begin, int64_t end, size_t bias,
-                     float *y)
+                     const struct cut_part *part, size_t bias, float *y)
 {
+    const int64_t width = sl_shard_cut_width(b->model, b->shard, role);
+    const int64_t begin = part->begin * width;
     const float *const biases = constant(b, bias);
     add_part(b, linear, role, SL_NO_CONST, y);
     struct sl_matrix *const w = &linear->part[linear->n_parts - 1].w;
-    w->data = after(data, in_file ? (size_t)begin * sl_type_row_bytes(w->type, w->n_cols) : 0);
-    w->n_rows = end - begin;
+    const size_t skip = (size_t)begin * sl_type_row_bytes(w->type, w->n_cols);
+    w->data = after(part->weights[role], part->in_file ? skip : 0);
+    w->n_rows = part->end * width - begin;
     linear->part[linear->n_parts - 1].bias = biases ? biases + begin : NULL;
 }
 
-/* A product with columns begin .. end - 1. The bias is the first columns'. */
-static void add_columns(struct builder *b, uint32_t role, const void *data, bool in_file,
-                        int64_t begin, int64_t end, size_t bias, const float *x, float *y,
-                        bool accumulate)
+/* A product with the part's columns. The bias is the first columns'. */
+static void add_columns(struct builder *b, uint32_t role, const struct cut_part *part, size_t bias,
+                        const float *x, float *y, bool accumulate)
 {
+    const int64_t width = sl_shard_cut_width(b->model, b->shard, role);
+    const int64_t begin = part->begin * width, n = part->end * width - begin;
     struct sl_op_linear *const linear = add_linear(b, b->bind->n_tokens, x);
     linear->accumulate = accumulate;
     add_part(b, linear, role, begin == 0 ? bias : SL_NO_CONST, y);
     struct sl_matrix *const w = &linear->part[0].w;
-    w->data = data;
-    if (in_file && end - begin < w->n_cols) {
-        w->data = after(data, sl_type_row_bytes(w->type, begin));
+    w->data = part->weights[role];
+    if (part->in_file && n < w->n_cols) {
+        w->data = after(w->data, sl_type_row_bytes(w->type, begin));
         w->pitch_bytes = (uint32_t)sl_type_row_bytes(w->type, w->n_cols);
     }
-    w->n_cols = end - begin;
+    w->n_cols = n;
 }
 
 /* Queries, keys and values of the part's heads, the latter to the cache. */
@@ -164,15 +172,13 @@ static void add_heads(struct builder *b, const struct attention_part *part, cons
 {
     const struct sl_hparams *hp = &b->model->hp;
     const struct sl_shard_bind *bind = b->bind;
-    const int32_t n = bind->n_tokens, n_heads = part->end - part->begin;
+    const int32_t n = bind->n_tokens, n_heads = part->cut.end - part->cut.begin;
     const int32_t group = (int32_t)(hp->n_heads / hp->n_kv_heads);
     static const enum sl_vector biases[] = {SL_V_Q_BIAS, SL_V_K_BIAS, SL_V_V_BIAS};
     float *const y[] = {part->q, part->k, part->v};
     struct sl_op_linear *qkv = add_linear(b, n, a);
     for (uint32_t w = SL_W_Q; w <= SL_W_V; w++) {
-        const int64_t width = sl_shard_cut_width(b->model, b->shard, w);
-        add_rows(b, qkv, w, part->weights[w], part->in_file, part->begin * width, part->end * width,
-                 layer_vector(b, biases[w]), y[w]);
+        add_rows(b, qkv, w, &part->cut, layer_vector(b, biases[w]), y[w]);
     }
     const size_t q_norm = layer_vector(b, SL_V_Q_NORM);
     if (q_norm != SL_NO_CONST) {
@@ -202,46 +208,53 @@ static void add_attention(struct builder *b, const struct attention_part *part)
     op->y = part->a;
     op->pos = b->bind->pos;
     op->seq = b->bind->seq;
-    op->sinks = sinks ? sinks + part->begin * group : NULL;
+    op->sinks = sinks ? sinks + part->cut.begin * group : NULL;
     op->kv = kv_view(b, part);
-    op->n_heads = (part->end - part->begin) * group;
+    op->n_heads = (part->cut.end - part->cut.begin) * group;
     op->n_kv_max = b->bind->n_kv_max;
     op->window = (int32_t)b->shard->window;
     op->scale = hp->attention_scale;
     op->softcap = hp->attention_softcap;
 }
 
-/* The parts of an attention that this list computes. */
-static int attention_parts(const struct builder *b, const struct sl_shard_workspace *ws,
-                           struct attention_part *parts)
+/* The pieces of a shard of `end` elements that this list computes: all of it, one side of its cut,
+ * or both. */
+static int cut_parts(const struct builder *b, int32_t end, struct cut_part parts[2])
 {
     const struct sl_shard_bind *const bind = b->bind;
-    const int32_t n_kv_heads = (int32_t)b->model->hp.n_kv_heads, cut = bind->cut;
     const bool others = bind->part == SL_PART_OTHERS;
-    parts[0] = (struct attention_part){.begin = others ? cut : 0,
-                                       .end = others || cut == 0 ? n_kv_heads : cut,
-                                       .weights = bind->weights,
-                                       .in_file = others,
-                                       .cache = bind->kv.data,
-                                       .q = work(b, ws->b),
-                                       .k = work(b, ws->k),
-                                       .v = work(b, ws->v),
-                                       .a = work(b, ws->a)};
-    if (cut == 0 || bind->part != SL_PART_WHOLE) {
-        return 1;
+    parts[0] = (struct cut_part){.begin = others ? bind->cut : 0,
+                                 .end = others || bind->cut == 0 ? end : bind->cut,
+                                 .weights = bind->weights,
+                                 .in_file = others};
+    parts[1] = (struct cut_part){.begin = bind->cut, .end = end, .weights = bind->rest};
+    return bind->cut > 0 && bind->part == SL_PART_WHOLE ? 2 : 1;
+}
+
+/* Memory of part i of what has `width` floats an element, each part behind the one before. */
+static float *part_work(const struct builder *b, size_t offset, int i, size_t width)
+{
+    const size_t n = (size_t)b->bind->n_tokens * (size_t)b->bind->cut * width;
+    return work(b, offset + (i > 0 ? sl_shard_align(n * sizeof(float)) : 0));
+}
+
+/* The parts of an attention that this list computes. */
+static int attention_parts(const struct builder *b, const struct sl_shard_workspace *ws,
+                           struct attention_part parts[2])
+{
+    const struct sl_hparams *const hp = &b->model->hp;
+    const size_t head_rows = (size_t)sl_shard_head_rows(b->model);
+    struct cut_part cuts[2];
+    const int n_parts = cut_parts(b, (int32_t)hp->n_kv_heads, cuts);
+    for (int i = 0; i < n_parts; i++) {
+        parts[i] = (struct attention_part){.cut = cuts[i],
+                                           .cache = i == 0 ? b->bind->kv.data : b->bind->kv_rest,
+                                           .q = part_work(b, ws->b, i, head_rows),
+                                           .k = part_work(b, ws->k, i, hp->head_dim),
+                                           .v = part_work(b, ws->v, i, hp->head_dim),
+                                           .a = part_work(b, ws->a, i, head_rows)};
     }
-    const size_t n = (size_t)bind->n_tokens * (size_t)cut * sizeof(float);
-    const size_t q = sl_shard_align(n * (size_t)sl_shard_head_rows(b->model));
-    const size_t kv = sl_shard_align(n * b->model->hp.head_dim);
-    parts[1] = (struct attention_part){.begin = cut,
-                                       .end = n_kv_heads,
-                                       .weights = bind->rest,
-                                       .cache = bind->kv_rest,
-                                       .q = work(b, ws->b + q),
-                                       .k = work(b, ws->k + kv),
-                                       .v = work(b, ws->v + kv),
-                                       .a = work(b, ws->a + q)};
-    return 2;
+    return n_parts;
 }
 
 /* The normed input is no longer needed when all heads are there, nor q after attention. */
@@ -256,55 +269,10 @@ static void add_attention_parts(struct builder *b, const struct sl_shard_workspa
     for (int i = 0; i < n_parts; i++) {
         add_attention(b, &parts[i]);
     }
-    const int64_t width = sl_shard_cut_width(b->model, b->shard, SL_W_O);
     for (int i = 0; i < n_parts; i++) {
-        add_columns(b, SL_W_O, parts[i].weights[SL_W_O], parts[i].in_file, parts[i].begin * width,
-                    parts[i].end * width, layer_vector(b, SL_V_O_BIAS), parts[i].a, y,
+        add_columns(b, SL_W_O, &parts[i].cut, layer_vector(b, SL_V_O_BIAS), parts[i].a, y,
                     accumulate || i > 0);
     }
-}
-
-/* Elements begin .. end - 1 of a dense feed-forward. */
-struct ffn_part {
-    int32_t begin, end;
-    const void *const *weights;
-    bool in_file;     /* the matrices are whole; else images of the part */
-    float *gate, *up; /* [n_tokens, end - begin] */
-};
-
-static void add_gate_up(struct builder *b, const struct ffn_part *part, const float *a)
-{
-    struct sl_op_linear *const linear = add_linear(b, b->bind->n_tokens, a);
-    linear->activation = b->model->arch->activation;
-    add_rows(b, linear, SL_W_GATE, part->weights[SL_W_GATE], part->in_file, part->begin, part->end,
-             layer_vector(b, SL_V_GATE_BIAS), part->gate);
-    add_rows(b, linear, SL_W_UP, part->weights[SL_W_UP], part->in_file, part->begin, part->end,
-             layer_vector(b, SL_V_UP_BIAS), part->up);
-}
-
-/* The parts of a dense feed-forward that this list computes. */
-static int ffn_parts(const struct builder *b, const struct sl_shard_workspace *ws,
-                     struct ffn_part *parts)
-{
-    const struct sl_shard_bind *const bind = b->bind;
-    const int32_t n_ff = (int32_t)b->model->hp.n_ff, cut = bind->cut;
-    const bool others = bind->part == SL_PART_OTHERS;
-    parts[0] = (struct ffn_part){.begin = others ? cut : 0,
-                                 .end = others || cut == 0 ? n_ff : cut,
-                                 .weights = bind->weights,
-                                 .in_file = others,
-                                 .gate = work(b, ws->b),
-                                 .up = work(b, ws->k)};
-    if (cut == 0 || bind->part != SL_PART_WHOLE) {
-        return 1;
-    }
-    const size_t at = sl_shard_align((size_t)bind->n_tokens * (size_t)cut * sizeof(float));
-    parts[1] = (struct ffn_part){.begin = cut,
-                                 .end = n_ff,
-                                 .weights = bind->rest,
-                                 .gate = work(b, ws->b + at),
-                                 .up = work(b, ws->k + at)};
-    return 2;
 }
 
 static void add_join(struct builder *b, const struct sl_shard_workspace *ws, float *y)
@@ -320,14 +288,19 @@ static void add_join(struct builder *b, const struct sl_shard_workspace *ws, flo
 static void add_ffn_parts(struct builder *b, const struct sl_shard_workspace *ws, float *y,
                           bool accumulate)
 {
-    struct ffn_part parts[2];
-    const int n_parts = ffn_parts(b, ws, parts);
+    struct cut_part parts[2];
+    const int n_parts = cut_parts(b, (int32_t)b->model->hp.n_ff, parts);
+    float *gate[2];
     for (int i = 0; i < n_parts; i++) {
-        add_gate_up(b, &parts[i], work(b, ws->a));
+        struct sl_op_linear *const linear = add_linear(b, b->bind->n_tokens, work(b, ws->a));
+        linear->activation = b->model->arch->activation;
+        gate[i] = part_work(b, ws->b, i, 1);
+        add_rows(b, linear, SL_W_GATE, &parts[i], layer_vector(b, SL_V_GATE_BIAS), gate[i]);
+        add_rows(b, linear, SL_W_UP, &parts[i], layer_vector(b, SL_V_UP_BIAS),
+                 part_work(b, ws->k, i, 1));
     }
     for (int i = 0; i < n_parts; i++) {
-        add_columns(b, SL_W_DOWN, parts[i].weights[SL_W_DOWN], parts[i].in_file, parts[i].begin,
-                    parts[i].end, layer_vector(b, SL_V_DOWN_BIAS), parts[i].gate, y,
+        add_columns(b, SL_W_DOWN, &parts[i], layer_vector(b, SL_V_DOWN_BIAS), gate[i], y,
                     accumulate || i > 0);
     }
 }
