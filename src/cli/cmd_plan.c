@@ -162,9 +162,8 @@ static size_t kv_token_bytes(const struct sl_engine *e, const struct sl_plan *pl
 /* Bytes of the cache, on both sides. */
 static size_t kv_bytes(const struct sl_engine *e, const struct sl_plan *plan)
 {
-    const size_t n_layers = e->model->hp.n_layers, n_kv_layers = (size_t)plan->n_kv_layers;
-    const size_t n_host = plan->split.kv_heads > 0 ? n_layers : n_layers - n_kv_layers;
-    return n_kv_layers * plan->kv_layer_bytes + n_host * plan->kv_host_layer_bytes;
+    const size_t n_host = e->model->hp.n_layers - (size_t)sl_plan_first_host_kv(plan);
+    return (size_t)plan->n_kv_layers * plan->kv_layer_bytes + n_host * plan->kv_host_layer_bytes;
 }
 
 static void print_text(const struct sl_engine *e, const struct sl_plan *plan)

@@ -146,8 +146,7 @@ static enum sluice_status init_mixture(struct sl_context *ctx, const float *uses
 static enum sluice_status init_cache(struct sl_context *ctx, struct sluice_error *err)
 {
     const struct sl_plan *const plan = ctx->plan;
-    const size_t n_all = ctx->model->hp.n_layers;
-    const size_t n_layers = plan->split.kv_heads > 0 ? n_all : n_all - (size_t)plan->n_kv_layers;
+    const size_t n_layers = ctx->model->hp.n_layers - (size_t)sl_plan_first_host_kv(plan);
     SL_TRY(sl_host_buffer_init(ctx, &ctx->kv, n_layers * plan->kv_host_layer_bytes, "the KV cache",
                                err));
     if (ctx->kv.bytes > 0) {

@@ -159,6 +159,15 @@ static bool measured_type(const struct sl_profiler_scale *scale, uint32_t type)
            type == SL_TYPE_Q4_K;
 }
 
+/* The product that stands for a type in passes of n tokens; mib: its weights, in 2^20 elements. */
+static struct sl_op linear_of_tier(const struct sl_profiler_scale *scale, uint32_t type, int32_t n,
+                                   double *mib)
+{
+    const int32_t rows = n < 64 ? scale->rows_decode : scale->rows_prefill;
+    *mib = (double)rows * scale->n_cols / MIB;
+    return sl_profiler_linear_op((enum sl_type)type, rows, scale->n_cols, n);
+}
+
 enum sluice_status sl_profiler_measure_cpu_linear(struct sl_profiler *b)
 {
     for (uint32_t type = 0; type < SL_TYPE_N; type++) {
@@ -167,10 +176,8 @@ enum sluice_status sl_profiler_measure_cpu_linear(struct sl_profiler *b)
         }
         for (int i = 0; i < SL_N_TIERS && sl_tier_tokens[i] <= b->host.max_tokens; i++) {
             const int32_t n = sl_tier_tokens[i];
-            const int32_t rows = n < 64 ? b->host.rows_decode : b->host.rows_prefill;
-            const double mib = (double)rows * b->host.n_cols / MIB;
-            const struct sl_op op =
-                sl_profiler_linear_op((enum sl_type)type, rows, b->host.n_cols, n);
+            double mib;
+            const struct sl_op op = linear_of_tier(&b->host, type, n, &mib);
             const double ns = time_cpu(b, op, 3);
             double busy_ns = ns;
             if (b->vt && n < 64) {
@@ -244,10 +251,8 @@ enum sluice_status sl_profiler_measure_gpu(struct sl_profiler *b)
         }
         for (int i = 0; i < SL_N_TIERS && sl_tier_tokens[i] <= b->dev.max_tokens; i++) {
             const int32_t n = sl_tier_tokens[i];
-            const int32_t rows = n < 64 ? b->dev.rows_decode : b->dev.rows_prefill;
-            const double mib = (double)rows * b->dev.n_cols / MIB;
-            const struct sl_op op =
-                sl_profiler_linear_op((enum sl_type)type, rows, b->dev.n_cols, n);
+            double mib;
+            const struct sl_op op = linear_of_tier(&b->dev, type, n, &mib);
             SL_TRY(time_gpu(b, op, n < 64 ? cold_count(b, &op) : 1, &ns));
             p->linear_ns[SL_UNIT_GPU][type][i] = fmax(ns - op_ns, 0.1 * ns) / mib;
         }

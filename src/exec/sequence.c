@@ -14,7 +14,7 @@ struct sl_kv_part sl_context_kv(const struct sl_context *ctx, uint32_t layer, bo
     const struct sl_hparams *const hp = &ctx->model->hp;
     const uint32_t n_kv_layers = (uint32_t)plan->n_kv_layers;
     const int32_t n = (int32_t)hp->n_kv_heads, cut = plan->split.kv_heads;
-    const uint32_t first = cut > 0 ? 0 : n_kv_layers; /* in system memory */
+    const uint32_t first = (uint32_t)sl_plan_first_host_kv(plan);
     struct sl_kv_part part = {.n_heads = cut == 0 ? n : in_vram ? cut : n - cut};
     if (in_vram && layer < n_kv_layers) {
         part.data = ctx->arena + plan->kv_offset + layer * plan->kv_layer_bytes;

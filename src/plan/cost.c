@@ -283,7 +283,7 @@ const struct sl_shard_cost *const *sl_cost_candidate(struct sl_search *s,
                                                      const struct sl_candidate *c)
 {
     const bool heads = s->split.kv_heads > 0;
-    const bool streams_kv = c->attention_streamed && (heads || c->n_kv_layers < s->n_layers);
+    const bool streams_kv = sl_search_streams_kv(s, c);
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard_brief *const shard = &s->brief[i];
         const bool kv = streams_kv && shard->kind == SL_SHARD_ATTENTION;

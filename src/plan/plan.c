@@ -285,8 +285,7 @@ static struct sl_candidate candidate_of(const struct sl_plan *plan, int32_t t)
                              .n_fed = tier->n_fed,
                              .uses_device = tier->uses_device,
                              .ring_bytes = tier->ring_bytes};
-    const int32_t first = plan->split.kv_heads > 0 ? 0 : plan->n_kv_layers;
-    for (int32_t layer = first; 2 * layer + 1 < plan->n_shards; layer++) {
+    for (int32_t layer = sl_plan_first_host_kv(plan); 2 * layer + 1 < plan->n_shards; layer++) {
         c.attention_streamed |= tier->placement[2 * layer] == SL_PLACE_STREAMED;
     }
     return c;

@@ -143,6 +143,12 @@ struct sl_plan {
     uint64_t smallest_budget_bytes;
 };
 
+/* The first layer with KV, or a part of it, in system memory; so have all behind it. */
+static inline int32_t sl_plan_first_host_kv(const struct sl_plan *plan)
+{
+    return plan->split.kv_heads > 0 ? 0 : plan->n_kv_layers;
+}
+
 /* Make a plan. `profile->kind` NONE or a budget of 0 gives the CPU-only plan. BUDGET (with the
  * smallest budget that works) when a forced strategy does not fit. With `auto`, a budget too small
  * for any use of the GPU gives the CPU-only plan. On failure *out is NULL. */

@@ -144,6 +144,13 @@ static inline int32_t sl_search_sequences(const struct sl_search *s, int32_t n_t
     return many ? n_tokens : 1;
 }
 
+/* Whether attention brings its KV through the ring: of all layers where it is cut, else of those
+ * with KV in system memory. */
+static inline bool sl_search_streams_kv(const struct sl_search *s, const struct sl_candidate *c)
+{
+    return c->attention_streamed && (s->split.kv_heads > 0 || c->n_kv_layers < s->n_layers);
+}
+
 /* From now on shards are cut like this. */
 void sl_search_set_split(struct sl_search *s, struct sl_split split);
 

@@ -62,6 +62,18 @@ static void init_tier(struct sl_search *s, int32_t t)
     init_tier_kv(s, t);
 }
 
+static size_t n_kv_blocks(const struct sl_search *s)
+{
+    return ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+}
+
+/* The cache of some KV heads of a layer. */
+static size_t kv_bytes(const struct sl_search *s, int32_t n_heads)
+{
+    return sl_align_up(n_kv_blocks(s) * sl_kv_block_bytes(s->options.kv_types, n_heads,
+                                                          (int32_t)s->model->hp.head_dim));
+}
+
 static void measure_shards(struct sl_search *s)
 {
     for (int32_t i = 0; i < s->n_shards; i++) {
@@ -70,19 +82,15 @@ static void measure_shards(struct sl_search *s)
         s->brief[i] = (struct sl_shard_brief){(uint8_t)shard->kind, (int32_t)shard->layer,
                                               (int32_t)shard->class_id};
         switch (shard->kind) {
-        case SL_SHARD_ATTENTION: {
-            const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+        case SL_SHARD_ATTENTION:
             if (s->options.n_seqs > 1) {
                 s->kv_table_bytes =
-                    sl_align_up((size_t)s->options.n_seqs * n_blocks * sizeof(int32_t));
+                    sl_align_up((size_t)s->options.n_seqs * n_kv_blocks(s) * sizeof(int32_t));
             }
             s->max_attention_bytes = sl_max_size(s->max_attention_bytes, s->image_bytes[i]);
             s->heads_unit = sl_max_int(s->heads_unit, sl_shard_cut_unit(s->model, shard));
-            s->kv_layer_bytes = sl_align_up(
-                n_blocks * sl_kv_block_bytes(s->options.kv_types, (int32_t)s->model->hp.n_kv_heads,
-                                             (int32_t)s->model->hp.head_dim));
+            s->kv_layer_bytes = kv_bytes(s, (int32_t)s->model->hp.n_kv_heads);
             break;
-        }
         case SL_SHARD_FFN:
             s->max_ffn_bytes = sl_max_size(s->max_ffn_bytes, s->image_bytes[i]);
             s->slot_bytes = sl_max_size(s->slot_bytes, shard->expert_bytes);
@@ -111,14 +119,9 @@ static void cost_cut_shard(struct sl_search *s, int32_t shard)
 
 static void set_kv_parts(struct sl_search *s)
 {
-    const struct sl_hparams *const hp = &s->model->hp;
-    const int32_t n = (int32_t)hp->n_kv_heads, cut = s->split.kv_heads;
-    const int32_t head_dim = (int32_t)hp->head_dim;
-    const size_t n_blocks = ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
-    const struct sl_kv_types types = s->options.kv_types;
-    s->kv_device_bytes =
-        sl_align_up(n_blocks * sl_kv_block_bytes(types, cut > 0 ? cut : n, head_dim));
-    s->kv_host_bytes = sl_align_up(n_blocks * sl_kv_block_bytes(types, n - cut, head_dim));
+    const int32_t n = (int32_t)s->model->hp.n_kv_heads, cut = s->split.kv_heads;
+    s->kv_device_bytes = kv_bytes(s, cut > 0 ? cut : n);
+    s->kv_host_bytes = kv_bytes(s, n - cut);
 }
 
 void sl_search_set_split(struct sl_search *s, struct sl_split split)

@@ -163,15 +163,10 @@ size_t sl_search_activation_bytes(const struct sl_search *s, int32_t tier, bool 
            (head_on_device ? z->logits_bytes : 0);
 }
 
-/* Whether attention brings its KV through the ring; and the largest such item, else 0. */
-static bool streams_kv(const struct sl_search *s, const struct sl_candidate *c)
-{
-    return c->attention_streamed && (s->split.kv_heads > 0 || c->n_kv_layers < s->n_layers);
-}
-
+/* The largest item of an attention that brings its KV; 0: none does. */
 static size_t attention_item_bytes(const struct sl_search *s, const struct sl_candidate *c)
 {
-    return streams_kv(s, c) ? s->max_attention_rest_bytes + s->kv_host_bytes : 0;
+    return sl_search_streams_kv(s, c) ? s->max_attention_rest_bytes + s->kv_host_bytes : 0;
 }
 
 /* Ring size for a multiple of the largest shard that may be streamed in this candidate. Of
@@ -291,8 +286,8 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
     const bool mixture = s->n_experts > 0;
     const bool head_resident = head_in_prefix(s, &c);
     const int32_t left = ffn_left(s, &c);
-    const bool must_stream =
-        c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident) || streams_kv(s, &c);
+    const bool must_stream = c.n_resident < c.n_kv_layers || (c.head_on_device && !head_resident) ||
+                             sl_search_streams_kv(s, &c);
     if (c.head_on_device && !head_resident && c.ring_bytes < s->head_bytes) {
         return; /* the head would have to be streamed and does not fit the ring */
     }
@@ -395,8 +390,9 @@ static void search_fed(struct sl_search *s, struct sl_candidate c, const struct 
             }
         }
     }
-    if (have) {
-        sl_search_keep_better(s, &at, best, found);
+    if (have && (!*found || at.result.pass_ns < best->result.pass_ns)) {
+        *best = at;
+        *found = true;
     }
 }
 
