@@ -75,9 +75,15 @@ static int32_t row_head(const struct work *w, const struct tile *tile, int32_t r
     return tile->kv_head * w->group + row % w->group;
 }
 
-static int32_t first_position(const struct sl_op_attention *op, int32_t pos)
+/* Positions first .. end - 1 that a token at `pos` sees of what is here; false: none. */
+static bool seen_positions(const struct sl_op_attention *op, int32_t pos, int32_t *first,
+                           int32_t *end)
 {
-    return op->window > 0 && pos >= op->window ? pos - op->window + 1 : 0;
+    const int32_t here_begin = sl_kv_here_begin(&op->kv), here_end = sl_kv_here_end(&op->kv);
+    *first = op->window > 0 && pos >= op->window ? pos - op->window + 1 : 0;
+    *first = here_begin > *first ? here_begin : *first;
+    *end = here_end < pos + 1 ? here_end : pos + 1;
+    return *first < *end;
 }
 
 /* How the op is cut. Every thread computes the same. */
@@ -107,9 +113,14 @@ static void work_init(struct work *w, const struct sl_cpu_thread *t, const struc
     int32_t start = INT32_MAX;
     int32_t end = 0;
     for (int32_t i = 0; i < op->n_tokens; i++) {
-        const int32_t first = first_position(a, a->pos[i]);
-        start = first < start ? first : start;
-        end = a->pos[i] + 1 > end ? a->pos[i] + 1 : end;
+        int32_t first, last;
+        if (seen_positions(a, a->pos[i], &first, &last)) {
+            start = first < start ? first : start;
+            end = last > end ? last : end;
+        }
+    }
+    if (start >= end) {
+        return; /* nobody sees anything */
     }
     start -= start % SL_KV_BLOCK;
     const int32_t n_blocks = (end - start + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
@@ -233,8 +244,10 @@ static void bounds_init(const struct work *w, const struct tile *tile, struct me
     *end = 0;
     for (int r = 0; r < tile->n; r++) {
         const int32_t pos = w->op->pos[row_token(w, tile->first + r)];
-        m->first_pos[r] = first_position(w->op, pos);
-        m->end_pos[r] = pos + 1;
+        if (!seen_positions(w->op, pos, &m->first_pos[r], &m->end_pos[r])) {
+            m->first_pos[r] = m->end_pos[r] = 0;
+            continue;
+        }
         *first = m->first_pos[r] < *first ? m->first_pos[r] : *first;
         *end = m->end_pos[r] > *end ? m->end_pos[r] : *end;
     }
@@ -245,16 +258,23 @@ static void finish_row(const struct work *w, int32_t token, int32_t head, const 
                        float sum)
 {
     const int n = w->op->kv.head_dim;
+    const int64_t row = (int64_t)token * w->op->n_heads + head;
     float factor = 1.0f;
     if (w->op->sinks != NULL) {
         const float sink = w->op->sinks[head];
         const float top = sink > max ? sink : max;
         factor = expf(max - top);
         sum = sum * factor + expf(sink - top);
+        max = top;
     }
-    float *y = w->op->y + ((int64_t)token * w->op->n_heads + head) * n;
+    float *y = w->op->y + row * n;
     memset(y, 0, sizeof(float) * (size_t)n);
-    w->k->add_scaled(y, o, factor / sum, n);
+    if (sum != 0.0f) {
+        w->k->add_scaled(y, o, factor / sum, n);
+    }
+    if (w->op->lse != NULL) {
+        w->op->lse[row] = max > -INFINITY ? max + logf(sum) : -INFINITY;
+    }
 }
 
 static void store_rows(const struct work *w, const struct tile *tile, const struct memory *m,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The operators that go row by row: norm, rotary embedding, KV store, add. Rows are shared out in
+ * The operators that go row by row: norm, rotary embedding, KV store, add, merge. Rows are shared out in
  * equal runs; each is small and costs the same.
  */
 #include <math.h>
@@ -75,6 +75,9 @@ void sl_cpu_kv_store(const struct sl_cpu_thread *t, const struct sl_op *op)
         const int32_t head = (int32_t)(row % kv->n_kv_heads);
         const int32_t seq = store->seq != NULL ? store->seq[token] : 0;
         const int32_t pos = store->pos[token];
+        if (!sl_kv_is_here(kv, pos)) {
+            continue;
+        }
         const int64_t at = row * kv->head_dim;
         const float *key = store->k + at;
         float turned[SL_KV_MAX_HEAD_DIM] __attribute__((aligned(64)));
@@ -95,5 +98,21 @@ void sl_cpu_add(const struct sl_cpu_thread *t, const struct sl_op *op)
     share(t, op->n_tokens, &first, &end);
     for (int64_t i = first * op->add.n; i < end * op->add.n; i++) {
         op->add.y[i] += op->add.x[i];
+    }
+}
+
+void sl_cpu_merge(const struct sl_cpu_thread *t, const struct sl_op *op)
+{
+    const struct sl_op_merge *merge = &op->merge;
+    int64_t first, end;
+    share(t, (int64_t)op->n_tokens * merge->n_heads, &first, &end);
+    for (int64_t row = first; row < end; row++) {
+        const float a = merge->y_lse[row], b = merge->x_lse[row], max = a > b ? a : b;
+        const bool seen = max > -INFINITY;
+        const float by = seen ? expf(a - max) : 0.0f, bx = seen ? expf(b - max) : 0.0f;
+        const float scale = seen ? 1.0f / (by + bx) : 0.0f;
+        for (int64_t i = row * merge->head_dim; i < (row + 1) * merge->head_dim; i++) {
+            merge->y[i] = (by * merge->y[i] + bx * merge->x[i]) * scale;
+        }
     }
 }

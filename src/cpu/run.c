@@ -60,6 +60,9 @@ static bool is_small(const struct sl_op *op)
     case SL_OP_ADD:
         row_elements = op->add.n;
         break;
+    case SL_OP_MERGE:
+        row_elements = (int64_t)op->merge.n_heads * op->merge.head_dim;
+        break;
     default:
         return false;
     }
@@ -95,6 +98,9 @@ static void run_op(const struct sl_cpu_thread *t, const struct sl_op *op)
         break;
     case SL_OP_ADD:
         sl_cpu_add(t, op);
+        break;
+    case SL_OP_MERGE:
+        sl_cpu_merge(t, op);
         break;
     case SL_OP_N_KINDS:
         break;

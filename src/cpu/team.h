@@ -40,6 +40,7 @@ void sl_cpu_attention(const struct sl_cpu_thread *t, const struct sl_op *op);
 void sl_cpu_router(const struct sl_cpu_thread *t, const struct sl_op *op);
 void sl_cpu_experts(const struct sl_cpu_thread *t, const struct sl_op *op);
 void sl_cpu_add(const struct sl_cpu_thread *t, const struct sl_op *op);
+void sl_cpu_merge(const struct sl_cpu_thread *t, const struct sl_op *op);
 
 /* Before the barrier that the op waits for: fetch the first weights of this thread's share. */
 void sl_cpu_router_fetch(const struct sl_cpu_thread *t, const struct sl_op *op);

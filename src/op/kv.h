@@ -15,8 +15,16 @@ static inline char *sl_kv_block(const struct sl_kv_view *kv, int32_t seq, int32_
     const int32_t index = pos / SL_KV_BLOCK;
     const int32_t block =
         kv->table != NULL ? kv->table[(int64_t)seq * kv->table_stride + index] : index;
-    return (char *)kv->data +
-           (size_t)block * sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim);
+    const size_t bytes = sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim);
+    if (kv->n_first > 0 && block >= kv->n_first) {
+        return (char *)kv->later + (size_t)(block - kv->n_first) * bytes;
+    }
+    return (char *)kv->data + (size_t)block * bytes;
+}
+
+static inline bool sl_kv_is_here(const struct sl_kv_view *kv, int32_t pos)
+{
+    return pos >= sl_kv_here_begin(kv) && pos < sl_kv_here_end(kv);
 }
 
 #define SL_KV_TURN 32 /* elements that are turned together: a block of Q4_0 */

@@ -6,8 +6,8 @@
  * a token; weights keep the bytes of the file.
  *
  * Everything residual is an accumulation (`accumulate`), and gate/up products carry their
- * activation, so five operators make a dense transformer; two more make a mixture of experts, and
- * two divide one between backends and add what the other has computed.
+ * activation, so five operators make a dense transformer; two more make a mixture of experts. Three
+ * divide work between backends and put together what both have computed.
  */
 #ifndef SL_OP_OP_H
 #define SL_OP_OP_H
@@ -30,6 +30,7 @@ enum sl_op_kind {
     SL_OP_EXPERTS,   /* feed-forward products of the chosen experts, weighted and summed */
     SL_OP_DIVIDE,    /* which of the chosen experts this backend computes */
     SL_OP_ADD,       /* add what another backend has computed */
+    SL_OP_MERGE,     /* the same of attention over other positions */
     SL_OP_N_KINDS,
 };
 
@@ -119,6 +120,9 @@ struct sl_kv_types {
 #define SL_KV_BLOCK 64
 #define SL_KV_MAX_HEAD_DIM 256
 
+/* Which blocks of a cache a backend has. */
+enum sl_kv_here { SL_KV_ALL, SL_KV_FIRST, SL_KV_LATER };
+
 struct sl_kv_view {
     void *data;
     struct sl_kv_types types;
@@ -126,7 +130,24 @@ struct sl_kv_view {
     int32_t head_dim;
     const int32_t *table; /* [n_sequences, table_stride] or NULL */
     int32_t table_stride;
+    /* A cache that is divided, which has no table: its first n_first blocks are at `data`, block
+     * n_first + i is at `later` as block i. Of those that are not here nothing is read or written,
+     * and their address does not matter. n_first 0: all blocks are at `data`. */
+    int32_t n_first;
+    enum sl_kv_here here;
+    void *later;
 };
+
+/* The positions whose blocks are here: begin .. end - 1. */
+static inline int32_t sl_kv_here_begin(const struct sl_kv_view *kv)
+{
+    return kv->here == SL_KV_LATER ? kv->n_first * SL_KV_BLOCK : 0;
+}
+
+static inline int32_t sl_kv_here_end(const struct sl_kv_view *kv)
+{
+    return kv->here == SL_KV_FIRST ? kv->n_first * SL_KV_BLOCK : INT32_MAX;
+}
 
 /* Keys of type Q4_0 are kept turned (sl_kv_turn in op/kv.h): a few large elements, as keys have
  * them, would take all steps of their block. Attention turns its queries alike, which leaves every
@@ -136,7 +157,7 @@ static inline bool sl_kv_turns_keys(struct sl_kv_types types)
     return types.k == SL_TYPE_Q4_0;
 }
 
-/* Store k and v of each token at its position. */
+/* Store k and v of each token at its position, of those whose block is here. */
 struct sl_op_kv_store {
     const float *k; /* [n_tokens, n_kv_heads, head_dim] */
     const float *v; /* the same shape */
@@ -148,13 +169,18 @@ struct sl_op_kv_store {
 /* y = softmax(scale * q k^T, optional soft-cap) v over cache positions p <= pos of the token's own
  * sequence, and p > pos - window when window > 0. Query head h reads KV head
  * h / (n_heads / n_kv_heads). `n_kv_max` bounds the positions read by any token of the pass
- * (host-known: largest pos + 1, possibly rounded up). */
+ * (host-known: largest pos + 1, possibly rounded up).
+ *
+ * Of a divided cache only positions whose blocks are here count. `lse` says by what each row was
+ * divided, so that SL_OP_MERGE can put both sides together; a sink counts, too. A row that sees
+ * nothing is 0, its lse -INFINITY. */
 struct sl_op_attention {
     const float *q; /* [n_tokens, n_heads, head_dim] */
     float *y;       /* [n_tokens, n_heads, head_dim] */
     const int32_t *pos;
     const int32_t *seq; /* or NULL */
     const float *sinks; /* [n_heads] extra logits without value, or NULL */
+    float *lse;         /* [n_tokens, n_heads] logarithms of sums of exponentials, or NULL */
     struct sl_kv_view kv;
     int32_t n_heads; /* a multiple of kv.n_kv_heads */
     int32_t n_kv_max;
@@ -260,6 +286,17 @@ struct sl_op_add {
     int64_t n;
 };
 
+/* Attention over some positions becomes attention over others, too: with a = exp(y_lse) and
+ * b = exp(x_lse), y = (a y + b x) / (a + b) for each row of head_dim elements; 0 where both sides
+ * have seen nothing. Method: online softmax, arXiv 1805.02867. */
+struct sl_op_merge {
+    const float *x;     /* [n_tokens, n_heads, head_dim] */
+    const float *x_lse; /* [n_tokens, n_heads] */
+    float *y;
+    const float *y_lse;
+    int32_t n_heads, head_dim; /* head_dim a multiple of 4 */
+};
+
 struct sl_op {
     enum sl_op_kind kind;
     int32_t n_tokens;
@@ -273,6 +310,7 @@ struct sl_op {
         struct sl_op_experts experts;
         struct sl_op_divide divide;
         struct sl_op_add add;
+        struct sl_op_merge merge;
     };
 };
 

@@ -125,7 +125,7 @@ static void kv_store_ref(const struct sl_op_kv_store *op, int32_t n_tokens)
     const struct sl_kv_view *kv = &op->kv;
     for (int32_t t = 0; t < n_tokens; t++) {
         const int32_t seq = op->seq != NULL ? op->seq[t] : 0;
-        for (int32_t h = 0; h < kv->n_kv_heads; h++) {
+        for (int32_t h = 0; h < kv->n_kv_heads && sl_kv_is_here(kv, op->pos[t]); h++) {
             const int64_t row = (int64_t)t * kv->n_kv_heads + h;
             void *k = sl_kv_key(kv, seq, op->pos[t], h);
             void *v = sl_kv_value(kv, seq, op->pos[t], h);
@@ -167,8 +167,11 @@ static void attention_row_ref(const struct sl_op_attention *op, int32_t token, i
     }
     const int32_t kv_head = head / (op->n_heads / op->kv.n_kv_heads);
     const int32_t seq = op->seq != NULL ? op->seq[token] : 0;
-    const int32_t last = op->pos[token];
-    const int32_t first = op->window > 0 && last >= op->window ? last - op->window + 1 : 0;
+    const int32_t seen = op->pos[token];
+    const int32_t seen_first = op->window > 0 && seen >= op->window ? seen - op->window + 1 : 0;
+    const int32_t here_first = sl_kv_here_begin(&op->kv), here_last = sl_kv_here_end(&op->kv) - 1;
+    const int32_t first = seen_first > here_first ? seen_first : here_first;
+    const int32_t last = seen < here_last ? seen : here_last;
 
     double max = op->sinks != NULL ? (double)op->sinks[head] : -INFINITY;
     for (int32_t p = first; p <= last; p++) {
@@ -186,7 +189,22 @@ static void attention_row_ref(const struct sl_op_attention *op, int32_t token, i
         sum += weight;
     }
     for (int32_t i = 0; i < n; i++) {
-        op->y[row * n + i] = (float)(out[i] / sum);
+        op->y[row * n + i] = first <= last ? (float)(out[i] / sum) : 0.0F;
+    }
+    if (op->lse != NULL) {
+        op->lse[row] = sum != 0 ? (float)(max + log(sum)) : -INFINITY;
+    }
+}
+
+static void merge_ref(const struct sl_op_merge *op, int64_t n_rows)
+{
+    for (int64_t row = 0; row < n_rows; row++) {
+        const double a = (double)op->y_lse[row], b = (double)op->x_lse[row], max = fmax(a, b);
+        const double by = exp(a - max), bx = exp(b - max);
+        for (int64_t i = row * op->head_dim; i < (row + 1) * op->head_dim; i++) {
+            const double sum = by * (double)op->y[i] + bx * (double)op->x[i];
+            op->y[i] = max > -INFINITY ? (float)(sum / (by + bx)) : 0.0F;
+        }
     }
 }
 
@@ -364,6 +382,9 @@ void sl_op_run_ref(const struct sl_op *op)
         for (int64_t i = 0; i < op->n_tokens * op->add.n; i++) {
             op->add.y[i] += op->add.x[i];
         }
+        break;
+    case SL_OP_MERGE:
+        merge_ref(&op->merge, (int64_t)op->n_tokens * op->merge.n_heads);
         break;
     case SL_OP_N_KINDS:
         break;

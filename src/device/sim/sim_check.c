@@ -119,8 +119,13 @@ static enum sluice_status check_kv_view(const struct sl_sim_device *sim, const s
     SL_TRY(check_part(sim, op, "positions", pos, index_bytes, false, err));
     SL_TRY(check_part(sim, op, "sequences", seq, index_bytes, true, err));
     SL_TRY(check_part(sim, op, "block table", kv->table, sizeof(int32_t), true, err));
-    return check_part(sim, op, "KV cache", kv->data,
-                      sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim), false, err);
+    const size_t block_bytes = sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim);
+    if (kv->n_first > 0 && kv->here != SL_KV_FIRST) {
+        SL_TRY(check_part(sim, op, "later KV blocks", kv->later, block_bytes, false, err));
+    }
+    return kv->here == SL_KV_LATER
+               ? SLUICE_STATUS_OK
+               : check_part(sim, op, "KV cache", kv->data, block_bytes, false, err);
 }
 
 static enum sluice_status check_kv_store(const struct sl_sim_device *sim, const struct sl_op *op,
@@ -144,6 +149,8 @@ static enum sluice_status check_attention(const struct sl_sim_device *sim, const
     SL_TRY(check_part(sim, op, "q", attention->q, bytes, false, err));
     SL_TRY(check_part(sim, op, "y", attention->y, bytes, false, err));
     SL_TRY(check_part(sim, op, "sinks", attention->sinks, n_heads * sizeof(float), true, err));
+    SL_TRY(check_part(sim, op, "lse", attention->lse,
+                      (size_t)op->n_tokens * n_heads * sizeof(float), true, err));
     return check_kv_view(sim, op, &attention->kv, attention->pos, attention->seq, err);
 }
 
@@ -228,6 +235,15 @@ enum sluice_status sl_sim_check_op(const struct sl_sim_device *sim, const struct
         const size_t bytes = (size_t)op->n_tokens * (size_t)op->add.n * sizeof(float);
         SL_TRY(check_readable(sim, op, "x", op->add.x, bytes, err));
         return check_part(sim, op, "y", op->add.y, bytes, false, err);
+    }
+    case SL_OP_MERGE: {
+        const struct sl_op_merge *o = &op->merge;
+        const size_t lse_bytes = (size_t)op->n_tokens * (size_t)o->n_heads * sizeof(float);
+        const size_t bytes = lse_bytes * (size_t)o->head_dim;
+        SL_TRY(check_readable(sim, op, "x", o->x, bytes, err));
+        SL_TRY(check_readable(sim, op, "lse of x", o->x_lse, lse_bytes, err));
+        SL_TRY(check_part(sim, op, "lse of y", o->y_lse, lse_bytes, false, err));
+        return check_part(sim, op, "y", o->y, bytes, false, err);
     }
     case SL_OP_N_KINDS:
         break;
@@ -323,6 +339,9 @@ enum sluice_status sl_sim_check_content(const struct sl_sim_device *sim, const s
             first = window > 0 && pos[t] >= window ? pos[t] - window + 1 : 0;
         }
         for (int32_t block = first / SL_KV_BLOCK; block <= pos[t] / SL_KV_BLOCK; block++) {
+            if (!sl_kv_is_here(kv, block * SL_KV_BLOCK)) {
+                continue;
+            }
             SL_TRY(check_block(sim, op, kv, seq, block * SL_KV_BLOCK, err));
         }
     }
