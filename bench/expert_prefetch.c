@@ -63,7 +63,8 @@ static void ask(struct walker *w, int32_t layer, int32_t *out)
 {
     const int32_t index = 2 * layer + 1;
     run(w, index, SL_PART_ROUTE);
-    const struct sl_shard_choice at = sl_shard_choice(w->model, &w->model->shards[index], 1);
+    const struct sl_split none = {0};
+    const struct sl_shard_choice at = sl_shard_choice(w->model, &w->model->shards[index], none, 1);
     memcpy(out, (const char *)w->bind.workspace + at.ids, (size_t)w->n_used * sizeof *out);
 }
 

@@ -193,6 +193,7 @@ static enum sluice_status run_test(struct bench *b, enum metric metric, int32_t 
         ns[r] = (double)once;
     }
     const double median = sl_median(ns, b->repeats);
+    const int32_t middle = depth + n / 2; /* of what was generated */
     struct sl_context_stats stats;
     sl_context_get_stats(b->e.ctx, &stats);
     b->rows[b->n_rows++] = (struct row){
@@ -205,9 +206,9 @@ static enum sluice_status run_test(struct bench *b, enum metric metric, int32_t 
         .n_seqs = b->n_seqs,
         .value = 1e9 * n * b->n_seqs / median,
         .spread = (ns[b->repeats - 1] - ns[0]) / median,
-        .predicted =
-            metric == METRIC_DECODE ? sl_plan_tps(plan) : 1e9 * n / sl_plan_ttft_ns(plan, depth, n),
-        .corrected = metric == METRIC_DECODE ? sl_plan_corrected_tps(plan)
+        .predicted = metric == METRIC_DECODE ? sl_plan_tps_at(plan, middle)
+                                             : 1e9 * n / sl_plan_ttft_ns(plan, depth, n),
+        .corrected = metric == METRIC_DECODE ? sl_plan_corrected_tps_at(plan, middle)
                                              : 1e9 * n / sl_plan_corrected_ttft_ns(plan, depth, n),
         .limit_fraction = limit_ns(plan, metric, n) / median,
         .peak_mib = (double)stats.arena_bytes / 1048576.0};

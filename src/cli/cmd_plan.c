@@ -178,6 +178,10 @@ static void print_text(const struct sl_engine *e, const struct sl_plan *plan)
     printf("cache    keys %s, values %s: %zu bytes a token and layer, %.1f MiB in all\n",
            sl_type_name(kv.k), sl_type_name(kv.v), kv_token_bytes(e, plan),
            (double)kv_bytes(e, plan) / MIB);
+    if (plan->split.kv_blocks > 0) {
+        printf("         of all layers the first %d tokens in VRAM, the others in system memory\n",
+               plan->split.kv_blocks * SL_KV_BLOCK);
+    }
     if (plan->smallest_budget_bytes > 0) {
         printf("needs    %.1f MiB at least for the GPU to be of use\n",
                (double)plan->smallest_budget_bytes / MIB);
@@ -256,6 +260,7 @@ static enum sluice_status print_json(const struct sl_engine *e, const struct sl_
     sl_json_i64(&json, root, "cut_ffn", plan->split.ffn);
     sl_json_i64(&json, root, "cut_head", plan->split.head);
     sl_json_i64(&json, root, "cut_kv_heads", plan->split.kv_heads);
+    sl_json_i64(&json, root, "cut_kv_blocks", plan->split.kv_blocks);
     sl_json_u64(&json, root, "kv_host_layer_bytes", plan->kv_host_layer_bytes);
     sl_json_u64(&json, root, "kv_token_bytes", kv_token_bytes(e, plan));
     sl_json_string(&json, root, "kv_type_k", sl_type_name(plan->options.kv_types.k));

@@ -35,6 +35,7 @@ void sl_stats_print(FILE *out, const struct sl_engine *e, const struct sl_run_ti
     const struct sl_plan *const plan = sl_context_plan(e->ctx);
     sl_context_get_stats(e->ctx, &s);
     if (times) {
+        const int32_t depth = (int32_t)(times->n_prompt + times->n_generated / 2);
         fprintf(out, "prompt      %lld tokens in %.3f s, %.2f tokens/s\n",
                 (long long)times->n_prompt, (double)times->prompt_ns / 1e9,
                 rate(times->n_prompt, times->prompt_ns));
@@ -42,8 +43,8 @@ void sl_stats_print(FILE *out, const struct sl_engine *e, const struct sl_run_ti
                 "generation  %lld tokens in %.3f s, %.2f tokens/s (predicted %.2f, "
                 "%.2f by what was measured since)\n",
                 (long long)times->n_generated, (double)times->generated_ns / 1e9,
-                rate(times->n_generated, times->generated_ns), sl_plan_tps(plan),
-                sl_plan_corrected_tps(plan));
+                rate(times->n_generated, times->generated_ns), sl_plan_tps_at(plan, depth),
+                sl_plan_corrected_tps_at(plan, depth));
     }
     print_placement(out, plan);
     fprintf(out, "VRAM        peak %.1f MiB of a budget of %.1f MiB", (double)s.arena_bytes / MIB,

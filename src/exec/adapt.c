@@ -157,6 +157,7 @@ static void correct(struct sl_context *ctx, int32_t tier, const struct sl_pass_t
         scale(&a->unexplained, times->pass_ns / (now.pass_ns * a->unexplained), weight);
         *said = now;
         said->pass_ns *= a->unexplained;
+        ctx->plan->tiers[tier].corrected_depth = times->depth;
     }
 }
 
@@ -182,6 +183,7 @@ static bool exchange(struct sl_context *ctx, int32_t t, struct sl_tier_plan *nex
         ctx->plan->n_slots = next->n_slots;
     }
     ctx->plan->tiers[t].predicted = old->predicted; /* what was said before any pass */
+    ctx->plan->tiers[t].shallow = old->shallow;
     ctx->plan->tiers[t].deeper_ns = old->deeper_ns;
     memset(next, 0, sizeof *next);
     ctx->experts.tables_of = NULL; /* they were made for another plan in the same place */

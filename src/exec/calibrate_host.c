@@ -87,7 +87,8 @@ static int32_t count_experts(const struct host *h, const struct sl_shard *shard)
 {
     const struct sl_cal *const c = h->c;
     const int32_t n_pairs = c->bind.n_tokens * (int32_t)c->model->hp.n_experts_used;
-    const size_t mine = sl_shard_choice(c->model, shard, c->bind.n_tokens).mine;
+    const struct sl_split none = {0};
+    const size_t mine = sl_shard_choice(c->model, shard, none, c->bind.n_tokens).mine;
     const int32_t *const ids = (const int32_t *)(const void *)((uint8_t *)c->bind.workspace + mine);
     bool seen[SL_MAX_EXPERTS] = {false};
     int32_t n = 0;

@@ -97,12 +97,11 @@ size_t sl_context_exchange_bytes(const struct sl_context *ctx, const struct sl_t
     size_t bytes = 0;
     for (int32_t i = 0; i < ctx->plan->n_shards; i++) {
         const struct sl_shard *const shard = &model->shards[i];
-        const bool can_share =
-            shard->expert_bytes > 0 || sl_shard_cut(model, shard, ctx->plan->split) > 0;
+        const bool can_share = sl_shard_can_share(model, shard, ctx->plan->split);
         if (sl_place_is_shared(tier->placement[i]) || (any && can_share)) {
             const bool head = shard->kind == SL_SHARD_HEAD && n_out < tier->n_tokens;
             const struct sl_shard_choice choice =
-                sl_shard_choice(model, shard, head ? n_out : tier->n_tokens);
+                sl_shard_choice(model, shard, ctx->plan->split, head ? n_out : tier->n_tokens);
             bytes = max_size(bytes, choice.bytes);
         }
     }

@@ -133,10 +133,12 @@ bool sl_context_set_segments(struct sl_context *ctx, int32_t tier, int32_t n_ste
 enum sluice_status sl_pass_run(struct sl_context *ctx, const struct sl_batch *batch,
                                struct sluice_error *err);
 
-/* What a side has of a layer's cache: all heads, those before or behind a cut, or nothing. */
+/* What a side has of a layer's cache: all of it, the heads or the blocks before or behind a cut, or
+ * nothing. */
 struct sl_kv_part {
-    uint8_t *data; /* NULL: nothing */
+    uint8_t *data; /* of block `begin`; NULL: nothing */
     int32_t n_heads;
+    int32_t begin, end; /* blocks */
     size_t block_bytes;
 };
 struct sl_kv_part sl_context_kv(const struct sl_context *ctx, uint32_t layer, bool in_vram);

@@ -49,7 +49,33 @@ bool sl_pass_has_part(const struct sl_pass *p, int32_t shard)
     return sl_pass_cut(p, shard) > 0 && sl_pass_in_prefix(p, shard);
 }
 
-/* Where a shard's weights are in VRAM. */
+bool sl_pass_is_divided(const struct sl_pass *p, int32_t shard)
+{
+    return sl_shard_is_divided(&p->ctx->model->shards[shard], p->ctx->plan->split);
+}
+
+bool sl_pass_is_shallow(const struct sl_pass *p, int32_t shard)
+{
+    return sl_pass_is_divided(p, shard) &&
+           p->n_kv_max <= p->ctx->plan->split.kv_blocks * SL_KV_BLOCK;
+}
+
+bool sl_pass_next_run(const struct sl_kv_runs *runs, const struct sl_kv_part *part, int32_t *i,
+                      struct sl_kv_run *out)
+{
+    while (*i < runs->n) {
+        const struct sl_kv_run run = runs->items[(*i)++];
+        const int32_t begin = run.first > part->begin ? run.first : part->begin;
+        const int32_t end = run.first + run.n < part->end ? run.first + run.n : part->end;
+        if (begin < end) {
+            *out = (struct sl_kv_run){begin - part->begin, end - begin};
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Where a shard's weights are in VRAM; of what comes through the ring, there. */
 uint8_t *sl_pass_device_image(const struct sl_pass *p, int32_t shard, size_t ring_offset)
 {
     const struct sl_context *const ctx = p->ctx;
@@ -68,20 +94,24 @@ bool sl_pass_is_mixture(const struct sl_shard *shard)
 static struct sl_shard_bind common_bind(const struct sl_pass *p)
 {
     const struct sl_context *const ctx = p->ctx;
-    return (struct sl_shard_bind){
-        .kv = {.types = ctx->plan->options.kv_types, .table_stride = ctx->cache.n_blocks},
-        .n_tokens = p->n,
-        .n_kv_max = p->n_kv};
+    return (struct sl_shard_bind){.kv = {.types = ctx->plan->options.kv_types,
+                                         .table_stride = ctx->cache.n_blocks,
+                                         .n_first = ctx->plan->split.kv_blocks},
+                                  .n_tokens = p->n,
+                                  .n_kv_max = p->n_kv};
 }
 
-/* The cache in VRAM, or in the ring; of a cut one both, each its heads. */
+/* The cache in VRAM, or in the ring; of a cut one both, each its heads or blocks. */
 static void bind_device_kv(const struct sl_pass *p, int32_t index, uint8_t *in_ring,
                            struct sl_shard_bind *bind)
 {
     const uint32_t layer = p->ctx->model->shards[index].layer;
     const struct sl_kv_part there = sl_context_kv(p->ctx, layer, true);
     bind->kv.data = there.data ? there.data : in_ring;
-    bind->kv_rest = in_ring;
+    bind->kv_rest = bind->kv.later = in_ring;
+    if (sl_pass_is_shallow(p, index)) {
+        bind->kv.here = SL_KV_FIRST;
+    }
 }
 
 struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index, size_t ring_offset)
@@ -94,11 +124,12 @@ struct sl_shard_bind sl_pass_device_bind(const struct sl_pass *p, int32_t index,
     bind.n_kv_max = p->n_kv_max;
     const bool base_alone = sl_pass_is_mixture(shard) && sl_pass_in_prefix(p, index);
     const uint8_t *const base = ctx->arena + plan->resident_offset[index];
+    const uint8_t *const whole = sl_pass_is_divided(p, index) ? base : image;
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         const struct sl_weight *const weight = &shard->weights[w];
         bind.weights[w] = !weight->name ? NULL
                           : base_alone  ? base + weight->part_offset
-                                        : image + weight->offset;
+                                        : whole + weight->offset;
     }
     if (sl_pass_has_part(p, index)) {
         const bool streamed = p->tier->placement[index] == SL_PLACE_STREAMED;
@@ -136,7 +167,7 @@ struct sl_shard_bind sl_pass_host_bind(const struct sl_pass *p, int32_t index)
     bind.pos = ctx->io.data;
     bind.logits = ctx->logits.data;
     if (shard->kind == SL_SHARD_ATTENTION) {
-        bind.kv.data = sl_context_kv(ctx, shard->layer, false).data;
+        bind.kv.data = bind.kv.later = sl_context_kv(ctx, shard->layer, false).data;
     }
     if (ctx->cache.n_seqs > 1) {
         bind.seq = bind.pos + p->n;
@@ -237,10 +268,10 @@ static enum sluice_status download_kv(struct sl_pass *p, int32_t index,
     size_t all = 0;
     SL_TRY(p->vt->stream_wait(ctx->device, ctx->download, ctx->done[index], p->err));
     const int32_t mark = sl_trace_begin(ctx->trace, SL_LANE_DOWNLOAD, "KV of", index);
-    for (int32_t i = 0; i < ctx->kv_written.n; i++) {
-        const struct sl_kv_run *const run = &ctx->kv_written.items[i];
-        const size_t at = (size_t)run->first * home.block_bytes;
-        const size_t bytes = (size_t)run->n * home.block_bytes;
+    struct sl_kv_run run;
+    for (int32_t i = 0; sl_pass_next_run(&ctx->kv_written, &home, &i, &run);) {
+        const size_t at = (size_t)run.first * home.block_bytes;
+        const size_t bytes = (size_t)run.n * home.block_bytes;
         SL_TRY(p->vt->copy_to_host(ctx->device, ctx->download, home.data + at, device_kv + at,
                                    bytes, p->err));
         all += bytes;

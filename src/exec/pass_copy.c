@@ -41,6 +41,9 @@ static enum sluice_status copy_streamed(struct sl_pass *p, int32_t index, uint8_
     if (sl_pass_has_part(p, index)) {
         return sl_shared_copy_part(p, index, true, image);
     }
+    if (sl_pass_is_divided(p, index)) {
+        return SLUICE_STATUS_OK; /* its weights are there */
+    }
     if (sl_pass_is_mixture(shard)) {
         SL_TRY(sl_experts_stream(p->ctx, p->tier, index, image, p->err));
         w = SL_N_FFN_WEIGHTS;
@@ -76,8 +79,9 @@ enum sluice_status sl_pass_switch_tier(struct sl_pass *p)
 /* Where KV lies in the ring's item of a streamed attention: behind the weights that come. */
 size_t sl_pass_ring_kv_offset(const struct sl_pass *p, int32_t shard)
 {
-    return sl_pass_has_part(p, shard) ? sl_shared_rest_bytes(p, shard)
-                                      : sl_pass_image_bytes(&p->ctx->model->shards[shard]);
+    return sl_pass_is_divided(p, shard) ? 0
+           : sl_pass_has_part(p, shard) ? sl_shared_rest_bytes(p, shard)
+                                        : sl_pass_image_bytes(&p->ctx->model->shards[shard]);
 }
 
 /* Bring the KV blocks of the pass's sequences into the ring, each to its place in the pool. With
@@ -86,10 +90,10 @@ static enum sluice_status upload_kv(struct sl_pass *p, const struct sl_shard *sh
 {
     struct sl_context *const ctx = p->ctx;
     const struct sl_kv_part home = sl_context_kv(ctx, shard->layer, false);
-    for (int32_t i = 0; i < ctx->kv_in_use.n; i++) {
-        const struct sl_kv_run *const run = &ctx->kv_in_use.items[i];
-        const size_t at = (size_t)run->first * home.block_bytes;
-        const size_t bytes = (size_t)run->n * home.block_bytes;
+    struct sl_kv_run run;
+    for (int32_t i = 0; sl_pass_next_run(&ctx->kv_in_use, &home, &i, &run);) {
+        const size_t at = (size_t)run.first * home.block_bytes;
+        const size_t bytes = (size_t)run.n * home.block_bytes;
         SL_TRY(
             p->vt->copy_to_device(ctx->device, ctx->copy, to + at, home.data + at, bytes, p->err));
         ctx->stats.copied_bytes += bytes;

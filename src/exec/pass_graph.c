@@ -17,7 +17,8 @@ static bool step_is_plain(const struct sl_pass *p, const struct sl_step *step)
     const bool waits_for_copy =
         step->kind == SL_STEP_OWN && p->tier->placement[step->shard] == SL_PLACE_FED;
     const bool shared =
-        (step->kind == SL_STEP_ROUTE || step->kind == SL_STEP_OWN || step->kind == SL_STEP_JOIN) &&
+        (step->kind == SL_STEP_ROUTE || step->kind == SL_STEP_OWN || step->kind == SL_STEP_JOIN ||
+         (step->kind == SL_STEP_OTHERS && sl_pass_is_shallow(p, step->shard))) &&
         !waits_for_copy;
     return step->kind == SL_STEP_HIDDEN_UP || (shared && !ctx->pending[step->shard]) ||
            (step->kind == SL_STEP_GPU && p->tier->placement[step->shard] == SL_PLACE_RESIDENT &&

@@ -42,6 +42,11 @@ void sl_pass_compute(struct sl_pass *p, const struct sl_op *ops, int n_ops);
 int32_t sl_pass_cut(const struct sl_pass *p, int32_t shard);
 bool sl_pass_in_prefix(const struct sl_pass *p, int32_t shard);
 
+/* Whether a shard is attention over a cache that is cut by blocks, and whether all positions of
+ * this pass are in the first ones: then the device does it alone. */
+bool sl_pass_is_divided(const struct sl_pass *p, int32_t shard);
+bool sl_pass_is_shallow(const struct sl_pass *p, int32_t shard);
+
 /* The head makes logits for groups of up to max_outputs rows, so that its buffer stays small. */
 struct sl_group {
     int32_t end; /* tokens of the pass up to the end of this group */
@@ -64,6 +69,11 @@ size_t sl_shared_rest_bytes(const struct sl_pass *p, int32_t shard);
 enum sluice_status sl_shared_copy_part(struct sl_pass *p, int32_t shard, bool rest, uint8_t *to);
 void sl_shared_bind_parts(const struct sl_pass *p, int32_t shard, const uint8_t *own,
                           const uint8_t *rest, struct sl_shard_bind *bind);
+
+/* The next run of blocks, as far as this part of a cache has them; `first` counts from the part's
+ * first block. */
+bool sl_pass_next_run(const struct sl_kv_runs *runs, const struct sl_kv_part *part, int32_t *i,
+                      struct sl_kv_run *out);
 
 /* Of steps and shards (pass.c). */
 bool sl_pass_kv_on_host(const struct sl_context *ctx, const struct sl_shard *shard);

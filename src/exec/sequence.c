@@ -15,7 +15,13 @@ struct sl_kv_part sl_context_kv(const struct sl_context *ctx, uint32_t layer, bo
     const uint32_t n_kv_layers = (uint32_t)plan->n_kv_layers;
     const int32_t n = (int32_t)hp->n_kv_heads, cut = plan->split.kv_heads;
     const uint32_t first = (uint32_t)sl_plan_first_host_kv(plan);
-    struct sl_kv_part part = {.n_heads = cut == 0 ? n : in_vram ? cut : n - cut};
+    const int32_t n_blocks = sl_kv_pool_blocks(plan->options.n_ctx);
+    const int32_t n_first = plan->split.kv_blocks > 0 ? plan->split.kv_blocks : n_blocks;
+    struct sl_kv_part part = {.n_heads = cut == 0  ? n
+                                         : in_vram ? cut
+                                                   : n - cut,
+                              .begin = !in_vram && plan->split.kv_blocks > 0 ? n_first : 0,
+                              .end = in_vram ? n_first : n_blocks};
     if (in_vram && layer < n_kv_layers) {
         part.data = ctx->arena + plan->kv_offset + layer * plan->kv_layer_bytes;
     } else if (!in_vram && layer >= first) {

@@ -4,7 +4,9 @@
  * heads, a dense feed-forward by elements, the head by rows. The device sends the normed input
  * down, of a mixture with its choice of experts; then it computes its own part while the pool
  * computes the others from the same input; the host's sum joins the hidden state, which never
- * leaves the device.
+ * leaves the device. Of attention over a cache that is cut by blocks, queries, keys and values go
+ * down, and the host's rows join before the device goes on with all of them; where no position is
+ * in system memory yet, the device does it all in the first step.
  *
  *   compute stream   route | down | own part ...        | join
  *   driver + pool                 \ others .......... /
@@ -79,7 +81,7 @@ void sl_shared_bind_parts(const struct sl_pass *p, int32_t shard, const uint8_t 
 static struct sl_shard_choice choice_of(const struct sl_pass *p, int32_t shard,
                                         const struct sl_group *g)
 {
-    return sl_shard_choice(p->ctx->model, shard_at(p, shard), g->n);
+    return sl_shard_choice(p->ctx->model, shard_at(p, shard), p->ctx->plan->split, g->n);
 }
 
 static struct sl_shard_bind bind_part(const struct sl_pass *p, int32_t shard,
@@ -97,9 +99,11 @@ static enum sluice_status route(struct sl_pass *p, int32_t shard, const struct s
 {
     struct sl_context *const ctx = p->ctx;
     const struct sl_shard_bind bind = bind_part(p, shard, g, SL_PART_ROUTE);
+    const struct sl_shard_choice choice = choice_of(p, shard, g);
     SL_TRY(sl_pass_queue(p, shard, &bind));
-    SL_TRY(p->vt->copy_to_host(ctx->device, ctx->compute, ctx->choice.data, bind.workspace,
-                               choice_of(p, shard, g).end, p->err));
+    SL_TRY(p->vt->copy_to_host(ctx->device, ctx->compute, (char *)ctx->choice.data + choice.begin,
+                               (char *)bind.workspace + choice.begin, choice.end - choice.begin,
+                               p->err));
     return p->vt->event_record(ctx->device, ctx->hidden_event, ctx->compute, p->err);
 }
 
@@ -192,9 +196,30 @@ static enum sluice_status join_logits(struct sl_pass *p, int32_t shard, const st
     return SLUICE_STATUS_OK;
 }
 
-static enum sluice_status join(struct sl_pass *p, int32_t shard, const struct sl_group *g)
+/* The host's sums to where JOIN looks for them, unless the device reads them where they are. */
+static enum sluice_status bring_sums(struct sl_pass *p, const struct sl_shard_choice *choice,
+                                     struct sl_shard_bind *bind)
 {
     struct sl_context *const ctx = p->ctx;
+    char *const partial = (char *)ctx->choice.data + choice->partial;
+    char *const lse = (char *)ctx->choice.data + choice->lse;
+    if (ctx->choice_is_mapped) {
+        bind->partial = (float *)(void *)partial;
+        bind->partial_lse = (float *)(void *)lse;
+        return SLUICE_STATUS_OK;
+    }
+    SL_TRY(p->vt->copy_to_device(ctx->device, ctx->compute,
+                                 (char *)bind->workspace + choice->joined, partial,
+                                 choice->partial_bytes, p->err));
+    return choice->lse_bytes == 0
+               ? SLUICE_STATUS_OK
+               : p->vt->copy_to_device(ctx->device, ctx->compute,
+                                       (char *)bind->workspace + choice->joined_lse, lse,
+                                       choice->lse_bytes, p->err);
+}
+
+static enum sluice_status join(struct sl_pass *p, int32_t shard, const struct sl_group *g)
+{
     const struct sl_shard_choice choice = choice_of(p, shard, g);
     if (is_head(p, shard)) {
         return join_logits(p, shard, g);
@@ -203,14 +228,7 @@ static enum sluice_status join(struct sl_pass *p, int32_t shard, const struct sl
         return SLUICE_STATUS_OK;
     }
     struct sl_shard_bind bind = bind_part(p, shard, g, SL_PART_JOIN);
-    char *const partial = (char *)ctx->choice.data + choice.partial;
-    if (ctx->choice_is_mapped) {
-        bind.partial = (float *)(void *)partial;
-    } else {
-        SL_TRY(p->vt->copy_to_device(ctx->device, ctx->compute,
-                                     (char *)bind.workspace + choice.joined, partial,
-                                     (size_t)p->n * ctx->model->hp.n_embd * sizeof(float), p->err));
-    }
+    SL_TRY(bring_sums(p, &choice, &bind));
     return sl_pass_queue(p, shard, &bind);
 }
 
@@ -226,6 +244,10 @@ static struct sl_group last_group(const struct sl_pass *p, int32_t shard)
 enum sluice_status sl_shared_route(struct sl_pass *p, int32_t shard)
 {
     const struct sl_group last = last_group(p, shard);
+    if (sl_pass_is_shallow(p, shard)) { /* nothing is left for the other steps */
+        const struct sl_shard_bind bind = bind_part(p, shard, &last, SL_PART_WHOLE);
+        return sl_pass_queue(p, shard, &bind);
+    }
     struct sl_group g;
     /* Groups before the last are done with here. */
     for (int32_t at = 0; is_head(p, shard) && sl_pass_next_group(p, &at, &g) && g.end < last.end;) {
@@ -242,18 +264,21 @@ enum sluice_status sl_shared_route(struct sl_pass *p, int32_t shard)
 enum sluice_status sl_shared_own(struct sl_pass *p, int32_t shard)
 {
     const struct sl_group g = last_group(p, shard);
-    return own(p, shard, &g);
+    return sl_pass_is_shallow(p, shard) ? SLUICE_STATUS_OK : own(p, shard, &g);
 }
 
 enum sluice_status sl_shared_others(struct sl_pass *p, int32_t shard)
 {
     const struct sl_group g = last_group(p, shard);
-    return others(p, shard, &g);
+    return sl_pass_is_shallow(p, shard) ? SLUICE_STATUS_OK : others(p, shard, &g);
 }
 
 enum sluice_status sl_shared_join(struct sl_pass *p, int32_t shard)
 {
     const struct sl_group g = last_group(p, shard);
+    if (sl_pass_is_shallow(p, shard)) {
+        return SLUICE_STATUS_OK;
+    }
     SL_TRY(join(p, shard, &g));
     if (is_head(p, shard)) {
         p->late_bytes = (size_t)g.n * p->ctx->model->hp.n_vocab * sizeof(float);

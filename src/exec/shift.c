@@ -107,12 +107,15 @@ static void shift_heads(void *arg, int thread, int n_threads)
     }
 }
 
-/* `data` holds the whole pool, or with `in_order` the sequence's blocks one after the other. */
+/* `data` holds the whole pool, or with `in_order` the sequence's blocks one after the other; of a
+ * cache that is cut by blocks the first ones, and `later` the others. */
 static void shift_layer(const struct sl_context *ctx, const struct shift *s, void *data,
-                        int32_t n_heads, bool in_order)
+                        void *later, int32_t n_heads, bool in_order)
 {
     struct shift_work w = {.shift = s,
                            .kv = {.data = data,
+                                  .later = later,
+                                  .n_first = later ? ctx->plan->split.kv_blocks : 0,
                                   .types = ctx->plan->options.kv_types,
                                   .n_kv_heads = n_heads,
                                   .head_dim = (int32_t)ctx->model->hp.head_dim,
@@ -149,17 +152,23 @@ static enum sluice_status move_blocks(struct sl_context *ctx, const struct shift
     return vt->stream_sync(ctx->device, ctx->compute, err);
 }
 
+static int32_t blocks_in(const struct sl_kv_part *part, int32_t n_tokens)
+{
+    const int32_t n = sl_kv_pool_blocks(n_tokens);
+    return n < part->end ? n : part->end;
+}
+
 /* What is in VRAM of a layer's cache, by way of `buffer`: the blocks from the first that changes
- * on. */
+ * on. With the later blocks of one that is cut. */
 static enum sluice_status shift_device_layer(struct sl_context *ctx, const struct shift *s,
                                              const struct sl_kv_part *part, uint8_t *buffer,
-                                             struct sluice_error *err)
+                                             void *later, struct sluice_error *err)
 {
     const int32_t first = s->n_keep / SL_KV_BLOCK;
-    SL_TRY(move_blocks(ctx, s, part, buffer, first, sl_kv_pool_blocks(s->n_left + s->n_drop), false,
+    SL_TRY(move_blocks(ctx, s, part, buffer, first, blocks_in(part, s->n_left + s->n_drop), false,
                        err));
-    shift_layer(ctx, s, buffer, part->n_heads, true);
-    return move_blocks(ctx, s, part, buffer, first, sl_kv_pool_blocks(s->n_left), true, err);
+    shift_layer(ctx, s, buffer, later, part->n_heads, true);
+    return move_blocks(ctx, s, part, buffer, first, blocks_in(part, s->n_left), true, err);
 }
 
 static enum sluice_status shift_all(struct sl_context *ctx, struct shift *s, uint8_t *buffer,
@@ -173,11 +182,13 @@ static enum sluice_status shift_all(struct sl_context *ctx, struct shift *s, uin
         shift_init(s, ctx, shard);
         const struct sl_kv_part there = sl_context_kv(ctx, shard->layer, true);
         const struct sl_kv_part here = sl_context_kv(ctx, shard->layer, false);
+        const bool by_blocks = ctx->plan->split.kv_blocks > 0;
         if (there.data) {
-            SL_TRY(shift_device_layer(ctx, s, &there, buffer, err));
+            void *const later = by_blocks ? here.data : NULL;
+            SL_TRY(shift_device_layer(ctx, s, &there, buffer, later, err));
         }
-        if (here.data) {
-            shift_layer(ctx, s, here.data, here.n_heads, false);
+        if (here.data && !by_blocks) {
+            shift_layer(ctx, s, here.data, NULL, here.n_heads, false);
         }
     }
     return SLUICE_STATUS_OK;

@@ -116,12 +116,24 @@ void sl_model_embed(const struct sl_model *model, const int32_t *tokens, int32_t
 /* Where shards are cut in two, the same in all layers: what comes first of the elements between
  * gate, up and down of a dense feed-forward (rows of gate and up, columns of down), of the rows of
  * the output matrix, and of the KV heads with their query heads (rows of q, k and v, columns of o,
- * and the cache). 0: not cut. */
+ * and the cache). Or of the cache alone: its first blocks, of all heads; no matrix is cut then. 0:
+ * not cut. */
 struct sl_split {
     int32_t ffn;
     int32_t head;
     int32_t kv_heads;
+    int32_t kv_blocks; /* a multiple of SL_CUT_KV_BLOCKS; not together with kv_heads */
 };
+
+/* So that a pass whose bound on positions is rounded up to whole recordings
+ * (exec/context_internal.h) is inside the first blocks exactly when its positions are. */
+#define SL_CUT_KV_BLOCKS 4
+
+/* Whether the cache of every layer is in two parts. */
+static inline bool sl_split_cuts_kv(struct sl_split split)
+{
+    return split.kv_heads > 0 || split.kv_blocks > 0;
+}
 
 /* Where this shard is cut; 0: it is not. How much there is to cut; 0: mixtures are never. And what
  * cuts are multiples of: whole blocks. */
@@ -129,6 +141,11 @@ int32_t sl_shard_cut(const struct sl_model *model, const struct sl_shard *shard,
                      struct sl_split split);
 int32_t sl_shard_cut_end(const struct sl_model *model, const struct sl_shard *shard);
 int32_t sl_shard_cut_unit(const struct sl_model *model, const struct sl_shard *shard);
+/* Whether this attention looks at a cache that is cut by blocks. And whether two sides can compute
+ * a shard together: a mixture, one that is cut, or such an attention. */
+bool sl_shard_is_divided(const struct sl_shard *shard, struct sl_split split);
+bool sl_shard_can_share(const struct sl_model *model, const struct sl_shard *shard,
+                        struct sl_split split);
 
 /* A piece of a shard that can be cut, elements (rows, KV heads) begin .. end - 1: where its
  * matrices lie in the file, and where in an image of the piece alone. */
@@ -152,13 +169,16 @@ size_t sl_shard_resident_bytes(const struct sl_model *model, const struct sl_sha
 /* What a list of operators is of a shard. One may be shared by two sides. A mixture: the device
  * routes, divides the chosen experts and computes its own, the host computes the others. A shard
  * that is cut: the device has what is before the cut, the host the rest. The host's sum joins the
- * device's; of the head, each side makes logits of its own. */
+ * device's; of the head, each side makes logits of its own. Attention over a cache that is cut by
+ * blocks (kv.n_first): each side attends to the positions that it has, and the host's rows are
+ * merged into the device's, which has all weights. */
 enum sl_shard_part {
     SL_PART_WHOLE,
-    SL_PART_ROUTE,  /* norm; of mixtures the router too, and with at_hand: what is mine */
+    SL_PART_ROUTE,  /* norm; of mixtures the router too, and with at_hand: what is mine; over a
+                       divided cache: queries, keys and values */
     SL_PART_OWN,    /* the experts in `mine` and the shared one, or what is before the cut */
     SL_PART_OTHERS, /* the experts in `mine` (the host's list of them), or the rest: to `partial` */
-    SL_PART_JOIN,   /* add partial; nothing to do for the head */
+    SL_PART_JOIN,   /* add or merge partial; nothing to do for the head */
 };
 
 /* Where the operands of a shard live in the memory of the backend that will run it. */
@@ -186,19 +206,22 @@ struct sl_shard_bind {
     int32_t *uses;                 /* counts of this layer's experts; or NULL */
     int32_t share;                 /* ROUTE: see struct sl_op_divide */
     /* Where the other side's sums are. */
-    float *partial; /* JOIN: [n_tokens, n_embd]; NULL: in the workspace */
+    float *partial;     /* JOIN: [n_tokens, n_embd]; NULL: in the workspace */
+    float *partial_lse; /* the same, of attention over a divided cache */
 };
 
 /* Where ROUTE leaves its results in the workspace, and OTHERS reads and writes them: one stretch,
- * the normed input and of mixtures [ids | weights | mine], and the partial sums. Offsets in bytes.
- * Of the head n_tokens are those with logits, and its partial sums logits of all rows. */
+ * the normed input and of mixtures [ids | weights | mine], or queries, keys and values; and the
+ * partial sums, over a divided cache with lse. Offsets in bytes. Of the head n_tokens are those
+ * with logits, and its partial sums logits of all rows. */
 struct sl_shard_choice {
-    size_t ids, mine, end; /* the stretch is 0 .. end */
-    size_t partial, bytes; /* bytes: all that OTHERS works in */
-    size_t joined;         /* where JOIN looks for the partial sums in its own workspace */
+    size_t ids, mine, begin, end; /* the stretch is begin .. end */
+    size_t partial, bytes;        /* bytes: all that OTHERS works in */
+    size_t partial_bytes, lse, lse_bytes;
+    size_t joined, joined_lse; /* where JOIN looks for partial sums in its own workspace */
 };
 struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struct sl_shard *shard,
-                                       int32_t n_tokens);
+                                       struct sl_split split, int32_t n_tokens);
 
 /* Long passes are cut into pieces, but for shards that are shared: those take no more tokens. */
 #define SL_SHARD_PIECE_TOKENS 1024

@@ -84,6 +84,8 @@ struct sl_shard_workspace {
     size_t mine;         /* shared mixture */
     size_t partial;      /* shared: where up was, or q */
     size_t joined;       /* the same where it is added: attention's output is no longer needed */
+    size_t lse;          /* attention over a part of the cache */
+    size_t joined_lse;   /* the other part's */
     size_t one, gate;    /* of the shared expert: its choice, which is always 0, and its weight */
     size_t bytes;
 };

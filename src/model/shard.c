@@ -75,6 +75,18 @@ int32_t sl_shard_cut(const struct sl_model *model, const struct sl_shard *shard,
                                              : 0;
 }
 
+bool sl_shard_is_divided(const struct sl_shard *shard, struct sl_split split)
+{
+    return shard->kind == SL_SHARD_ATTENTION && split.kv_blocks > 0;
+}
+
+bool sl_shard_can_share(const struct sl_model *model, const struct sl_shard *shard,
+                        struct sl_split split)
+{
+    return shard->expert_bytes > 0 || sl_shard_cut(model, shard, split) > 0 ||
+           sl_shard_is_divided(shard, split);
+}
+
 int32_t sl_shard_cut_end(const struct sl_model *model, const struct sl_shard *shard)
 {
     return shard->kind == SL_SHARD_ATTENTION ? (int32_t)model->hp.n_kv_heads
@@ -186,6 +198,8 @@ struct sl_shard_workspace sl_shard_carve(const struct sl_model *model, const str
         ws.b = ws.partial = take_cut(&ws, n_tokens, widest);
         ws.k = take_cut(&ws, n_tokens, n_kv);
         ws.v = take_cut(&ws, n_tokens, n_kv);
+        ws.lse = take(&ws, n_tokens, hp->n_heads);
+        ws.joined_lse = take(&ws, n_tokens, hp->n_heads);
         break;
     case SL_SHARD_FFN:
         ws.a = take(&ws, n_tokens, n_embd);

@@ -6,6 +6,8 @@
  *               a = attention(q); h += o(a)            or  b = o(a); h += norm(b)
  *   att., cut   the same for q, k and v of the first KV heads, with their columns of o; elsewhere
  *               p = o(a) of the others; here: h += p  or  b += p; h += norm(b)
+ *   att., cache p, l = attention(q) over the first blocks; elsewhere k, v are stored and
+ *   divided     p', l' = attention(q) over the later ones; here: a = merge(p, p'); h += o(a)
  *   ffn         a = norm(h); g = act(gate(a)) * up(a); h += down(g)  or  a = down(g); h += norm(a)
  *   ffn, cut    a = norm(h); the rest with the first elements of g; elsewhere: p = down(g) of the
  *               others; here: h += p  or  a += p; h += norm(a)
@@ -119,13 +121,17 @@ struct attention_part {
     float *q, *k, *v, *a;
 };
 
-/* The cache as the caller gave it, with the shape that the model knows. */
+/* The cache as the caller gave it, with the shape that the model knows. Of a divided one each side
+ * of a shared attention has its part. */
 static struct sl_kv_view kv_view(const struct builder *b, const struct attention_part *part)
 {
     struct sl_kv_view kv = b->bind->kv;
     kv.data = part->cache;
     kv.n_kv_heads = part->cut.end - part->cut.begin;
     kv.head_dim = (int32_t)b->model->hp.head_dim;
+    if (kv.n_first > 0 && b->bind->part != SL_PART_WHOLE) {
+        kv.here = b->bind->part == SL_PART_OTHERS ? SL_KV_LATER : SL_KV_FIRST;
+    }
     return kv;
 }
 
@@ -167,12 +173,21 @@ static void add_columns(struct builder *b, uint32_t role, const struct cut_part 
     w->n_cols = n;
 }
 
+static void add_store(struct builder *b, const struct attention_part *part)
+{
+    struct sl_op_kv_store *store = &add_op(b, SL_OP_KV_STORE, b->bind->n_tokens)->kv_store;
+    store->k = part->k;
+    store->v = part->v;
+    store->pos = b->bind->pos;
+    store->seq = b->bind->seq;
+    store->kv = kv_view(b, part);
+}
+
 /* Queries, keys and values of the part's heads, the latter to the cache. */
 static void add_heads(struct builder *b, const struct attention_part *part, const float *a)
 {
     const struct sl_hparams *hp = &b->model->hp;
-    const struct sl_shard_bind *bind = b->bind;
-    const int32_t n = bind->n_tokens, n_heads = part->cut.end - part->cut.begin;
+    const int32_t n = b->bind->n_tokens, n_heads = part->cut.end - part->cut.begin;
     const int32_t group = (int32_t)(hp->n_heads / hp->n_kv_heads);
     static const enum sl_vector biases[] = {SL_V_Q_BIAS, SL_V_K_BIAS, SL_V_V_BIAS};
     float *const y[] = {part->q, part->k, part->v};
@@ -190,15 +205,10 @@ static void add_heads(struct builder *b, const struct attention_part *part, cons
     }
     add_rope(b, part->q, (uint32_t)(n_heads * group));
     add_rope(b, part->k, (uint32_t)n_heads);
-    struct sl_op_kv_store *store = &add_op(b, SL_OP_KV_STORE, n)->kv_store;
-    store->k = part->k;
-    store->v = part->v;
-    store->pos = bind->pos;
-    store->seq = bind->seq;
-    store->kv = kv_view(b, part);
+    add_store(b, part);
 }
 
-static void add_attention(struct builder *b, const struct attention_part *part)
+static struct sl_op_attention *add_attention(struct builder *b, const struct attention_part *part)
 {
     const struct sl_hparams *hp = &b->model->hp;
     const int32_t group = (int32_t)(hp->n_heads / hp->n_kv_heads);
@@ -215,6 +225,7 @@ static void add_attention(struct builder *b, const struct attention_part *part)
     op->window = (int32_t)b->shard->window;
     op->scale = hp->attention_scale;
     op->softcap = hp->attention_softcap;
+    return op;
 }
 
 /* The pieces of a shard of `end` elements that this list computes: all of it, one side of its cut,
@@ -334,9 +345,64 @@ static void build_sublayer(struct builder *b, size_t pre_norm, size_t post_norm,
     }
 }
 
+/* The other side's rows into this one's, and on with all of them. */
+static void add_merged(struct builder *b, const struct sl_shard_workspace *ws,
+                       const struct attention_part *part)
+{
+    const struct sl_shard_bind *const bind = b->bind;
+    const size_t post_norm = layer_vector(b, SL_V_POST_ATTN_NORM);
+    const bool direct = post_norm == SL_NO_CONST;
+    struct sl_op_merge *const merge = &add_op(b, SL_OP_MERGE, bind->n_tokens)->merge;
+    merge->x = bind->partial ? bind->partial : work(b, ws->b);
+    merge->x_lse = bind->partial_lse ? bind->partial_lse : work(b, ws->joined_lse);
+    merge->y = part->a;
+    merge->y_lse = work(b, ws->lse);
+    merge->n_heads = (int32_t)b->model->hp.n_heads;
+    merge->head_dim = (int32_t)b->model->hp.head_dim;
+    float *const sum = direct ? bind->hidden : work(b, ws->b);
+    add_columns(b, SL_W_O, &part->cut, layer_vector(b, SL_V_O_BIAS), part->a, sum, direct);
+    if (!direct) {
+        add_norm(b, bind->n_tokens, post_norm, sum, bind->hidden, b->model->hp.n_embd, 1)
+            ->accumulate = true;
+    }
+}
+
+/* One side's part of attention over a divided cache. */
+static void build_divided_attention(struct builder *b, const struct sl_shard_workspace *ws)
+{
+    struct attention_part part[2];
+    attention_parts(b, ws, part);
+    switch (b->bind->part) {
+    case SL_PART_WHOLE: /* no matter how the cache is divided: build_sublayer */
+        break;
+    case SL_PART_ROUTE:
+        add_norm(b, b->bind->n_tokens, layer_vector(b, SL_V_ATTN_NORM), b->bind->hidden,
+                 work(b, ws->a), b->model->hp.n_embd, 1);
+        add_heads(b, part, work(b, ws->a));
+        break;
+    case SL_PART_OWN:
+        add_attention(b, part)->lse = work(b, ws->lse);
+        break;
+    case SL_PART_OTHERS: {
+        add_store(b, part);
+        struct sl_op_attention *const attention = add_attention(b, part);
+        attention->lse = work(b, ws->lse);
+        attention->sinks = NULL; /* they count on the other side */
+        break;
+    }
+    case SL_PART_JOIN:
+        add_merged(b, ws, part);
+        break;
+    }
+}
+
 static void build_attention(struct builder *b)
 {
     const struct sl_shard_workspace ws = sl_shard_carve(b->model, b->shard, b->bind->n_tokens, 0);
+    if (b->bind->kv.n_first > 0 && b->bind->part != SL_PART_WHOLE) {
+        build_divided_attention(b, &ws);
+        return;
+    }
     build_sublayer(b, layer_vector(b, SL_V_ATTN_NORM), layer_vector(b, SL_V_POST_ATTN_NORM), &ws,
                    ws.b, add_attention_parts);
 }
@@ -480,8 +546,26 @@ static void build_mixture(struct builder *b)
     }
 }
 
+/* Over a divided cache: q, k and v go down; the host's rows lie where its input would. */
+static struct sl_shard_choice divided_choice(const struct sl_model *model,
+                                             const struct sl_shard_workspace *ws, size_t n_tokens)
+{
+    const struct sl_hparams *const hp = &model->hp;
+    const size_t n_kv = (size_t)hp->n_kv_heads * hp->head_dim;
+    return (struct sl_shard_choice){.begin = ws->b,
+                                    .end = ws->v + n_tokens * n_kv * sizeof(float),
+                                    .partial = ws->a,
+                                    .partial_bytes =
+                                        n_tokens * hp->n_heads * hp->head_dim * sizeof(float),
+                                    .lse = ws->lse,
+                                    .lse_bytes = n_tokens * hp->n_heads * sizeof(float),
+                                    .bytes = ws->bytes,
+                                    .joined = ws->b,
+                                    .joined_lse = ws->joined_lse};
+}
+
 struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struct sl_shard *shard,
-                                       int32_t n_tokens)
+                                       struct sl_split split, int32_t n_tokens)
 {
     const struct sl_shard_workspace ws = sl_shard_carve(model, shard, n_tokens, n_tokens);
     if (shard->kind == SL_SHARD_HEAD) {
@@ -489,8 +573,13 @@ struct sl_shard_choice sl_shard_choice(const struct sl_model *model, const struc
         return (struct sl_shard_choice){
             .end = ws.bytes, .partial = ws.bytes, .bytes = ws.bytes + n_logits * sizeof(float)};
     }
-    const size_t input = sl_shard_align((size_t)n_tokens * model->hp.n_embd * sizeof(float));
+    if (sl_shard_is_divided(shard, split)) {
+        return divided_choice(model, &ws, (size_t)n_tokens);
+    }
+    const size_t sum_bytes = (size_t)n_tokens * model->hp.n_embd * sizeof(float);
+    const size_t input = sl_shard_align(sum_bytes);
     return (struct sl_shard_choice){.ids = ws.ids,
+                                    .partial_bytes = sum_bytes,
                                     .mine = ws.mine,
                                     .end = shard->expert_bytes > 0 ? ws.partial : input,
                                     .partial = ws.partial,

@@ -33,6 +33,7 @@ static struct sl_shard_bind bind_for_cost(const struct sl_search *s, int32_t n_t
                                   .n_outputs = 1,
                                   .kv = {.types = s->options.kv_types,
                                          .n_kv_heads = (int32_t)hp->n_kv_heads,
+                                         .n_first = s->split.kv_blocks,
                                          .head_dim = (int32_t)hp->head_dim}};
 }
 
@@ -91,7 +92,7 @@ struct sl_shard_cost sl_cost_cut(const struct sl_search *s, const struct sl_shar
     const struct sl_slice rest =
         sl_shard_slice(s->model, shard, cut, sl_shard_cut_end(s->model, shard));
     cost.copy_ns = 0;
-    for (uint32_t w = 0; w < rest.n_weights; w++) {
+    for (uint32_t w = 0; w < rest.n_weights && cut > 0; w++) {
         const size_t n_rows = rest.weights[w].n_rows, bytes = rest.weights[w].row_bytes * n_rows;
         cost.copy_ns += sl_profile_copy_ns(s->profile, bytes);
         cost.copy_ns += n_rows > 1 ? APART_ROW_NS * (double)n_rows : 0;
@@ -105,10 +106,19 @@ struct sl_shard_cost sl_cost_cut(const struct sl_search *s, const struct sl_shar
                  {&cost.route_ns, SL_PART_ROUTE, SL_UNIT_GPU},
                  {&cost.own_ns, SL_PART_OWN, SL_UNIT_GPU},
                  {&cost.others_ns, SL_PART_OTHERS, SL_UNIT_CPU},
-                 {&cost.others_busy_ns, SL_PART_OTHERS, SL_UNIT_CPU_BUSY}};
+                 {&cost.others_busy_ns, SL_PART_OTHERS, SL_UNIT_CPU_BUSY},
+                 {&cost.join_ns, SL_PART_JOIN, SL_UNIT_GPU}};
+    const bool divided = sl_shard_is_divided(shard, s->split);
+    if (divided && s->depth + n_tokens <= s->split.kv_blocks * SL_KV_BLOCK) {
+        cost.route_ns = cost.gpu_ns;
+        return cost;
+    }
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (i > 0 && shard->kind != SL_SHARD_HEAD && n_tokens > SL_SHARD_PIECE_TOKENS) {
             break; /* not shared */
+        }
+        if (parts[i].part == SL_PART_JOIN && !divided) {
+            break; /* an addition, which moving the sum up counts in */
         }
         *parts[i].ns = part_ns(s, shard, n_tokens, parts[i].part, parts[i].unit) *
                        s->profile->work_factor[parts[i].unit][shard->kind][tier];
@@ -258,18 +268,30 @@ static void share_cost(const struct sl_search *s, const struct sl_candidate *c,
     }
 }
 
+/* Of a cache that is cut by blocks what is behind the first ones. */
+void sl_cost_stream_kv(const struct sl_search *s, int32_t tier, struct sl_shard_cost *cost)
+{
+    double part = (double)s->kv_host_bytes / (double)s->kv_layer_bytes, new_part = part;
+    if (s->split.kv_blocks > 0) {
+        const double first = s->split.kv_blocks * SL_KV_BLOCK, n = sl_tier_tokens[tier];
+        part = s->depth > 0 ? fmax(0, 1 - first / s->depth) : 0;
+        new_part = fmin(1, fmax(0, (s->depth + n - first) / n));
+    }
+    cost->copy_ns += part * s->kv_copy_ns[tier];
+    cost->download_ns = new_part * s->kv_download_ns[tier];
+}
+
 /* What depends on a candidate's counts, in a shard's costs of its tier. */
 static struct sl_shard_cost shard_cost(const struct sl_search *s, const struct sl_candidate *c,
                                        int32_t i, bool streams_kv)
 {
     const struct sl_shard *const shard = &s->model->shards[i];
-    struct sl_shard_cost cost = s->is_in_prefix[i] && sl_shard_cut(s->model, shard, s->split) > 0
+    struct sl_shard_cost cost = s->is_in_prefix[i] && shard->expert_bytes == 0 &&
+                                        sl_shard_can_share(s->model, shard, s->split)
                                     ? s->cut_cost[c->tier][shard->class_id]
                                     : s->cost[c->tier][i];
     if (streams_kv) {
-        const double part = (double)s->kv_host_bytes / (double)s->kv_layer_bytes;
-        cost.copy_ns += part * s->kv_copy_ns[c->tier];
-        cost.download_ns = part * s->kv_download_ns[c->tier];
+        sl_cost_stream_kv(s, c->tier, &cost);
     }
     if (shard->expert_bytes > 0) {
         share_cost(s, c, shard, &cost);
@@ -282,7 +304,7 @@ static struct sl_shard_cost shard_cost(const struct sl_search *s, const struct s
 const struct sl_shard_cost *const *sl_cost_candidate(struct sl_search *s,
                                                      const struct sl_candidate *c)
 {
-    const bool heads = s->split.kv_heads > 0;
+    const bool cut = sl_split_cuts_kv(s->split);
     const bool streams_kv = sl_search_streams_kv(s, c);
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard_brief *const shard = &s->brief[i];
@@ -291,7 +313,7 @@ const struct sl_shard_cost *const *sl_cost_candidate(struct sl_search *s,
                                  s->is_in_prefix[i] == s->is_in_prefix[i - 2] &&
                                  (!kv || shard->layer != c->n_kv_layers);
         if (!like_before) {
-            const bool kv_comes = kv && (heads || shard->layer >= c->n_kv_layers);
+            const bool kv_comes = kv && (cut || shard->layer >= c->n_kv_layers);
             s->candidate_cost[i] = shard_cost(s, c, i, kv_comes);
         }
         s->cost_of[i] = like_before ? s->cost_of[i - 2] : &s->candidate_cost[i];
@@ -332,7 +354,8 @@ double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *
         if (s->model->shards[i].expert_bytes > 0 && placement[i] != SL_PLACE_HOST) {
             resident = sl_cost_hit(s, c);
         }
-        if (s->is_in_prefix[i] && sl_shard_cut(s->model, &s->model->shards[i], s->split) > 0) {
+        if (s->is_in_prefix[i] && s->model->shards[i].expert_bytes == 0 &&
+            sl_shard_can_share(s->model, &s->model->shards[i], s->split)) {
             resident = (double)s->resident_bytes[i] / bytes;
         }
         inside += bytes * resident;

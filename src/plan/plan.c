@@ -99,6 +99,7 @@ static enum sluice_status build_tier(struct sl_tier_plan *tier, const struct sl_
     SL_CHECK(tier->timeline.items, OUT_OF_MEMORY, err, "no memory for a plan");
     sl_search_timeline(s, c, &tier->timeline);
     tier->predicted = tier->corrected = c->result;
+    tier->corrected_depth = s->depth;
     tier->limit_ns = sl_search_limit_ns(s, c, tier->placement);
     map_tier(tier, s, c, plan->arena_bytes);
     return SLUICE_STATUS_OK;
@@ -149,9 +150,15 @@ static enum sluice_status map_shared(struct sl_plan *plan, struct sl_search *s,
     return SLUICE_STATUS_OK;
 }
 
-static enum sluice_status check_split(const struct sl_model *model, struct sl_split split,
+static enum sluice_status check_split(const struct sl_model *model,
+                                      const struct sl_plan_options *options, struct sl_split split,
                                       struct sluice_error *err)
 {
+    const int32_t blocks = split.kv_blocks;
+    SL_CHECK(blocks == 0 || (blocks > 0 && blocks % SL_CUT_KV_BLOCKS == 0 &&
+                             (blocks - 1) < (options->n_ctx - 1) / SL_KV_BLOCK &&
+                             options->n_seqs <= 1 && split.kv_heads == 0),
+             INVALID_ARGUMENT, err, "the cache cannot be cut at block %d", blocks);
     for (uint32_t i = 0; i < model->n_shards; i++) {
         const struct sl_shard *const shard = &model->shards[i];
         const int32_t cut = sl_shard_cut(model, shard, split);
@@ -185,7 +192,7 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
     for (int32_t i = 0; i < tier->n_resident; i++) {
         const int32_t index = plan->resident_order[i];
         const struct sl_shard *const shard = &model->shards[index];
-        const bool is_part = shard->expert_bytes > 0 || sl_shard_cut(model, shard, plan->split) > 0;
+        const bool is_part = sl_shard_can_share(model, shard, plan->split);
         SL_CHECK(is_part || tier->placement[index] == SL_PLACE_RESIDENT, INTERNAL, err,
                  "plan: shard %d of the resident prefix is not resident", index);
         const size_t bytes = sl_shard_resident_bytes(model, shard, plan->split);
@@ -216,14 +223,14 @@ static enum sluice_status check_tier(const struct sl_plan *plan, const struct sl
                  "plan: the GPU takes part in shard %d without what it needs of it", i);
         const bool can_share =
             shard->expert_bytes > 0 ||
-            (sl_shard_cut(model, shard, plan->split) > 0 &&
+            (sl_shard_can_share(model, shard, plan->split) &&
              (shard->kind == SL_SHARD_HEAD || tier->n_tokens <= SL_SHARD_PIECE_TOKENS));
         SL_CHECK(!shared || can_share, INTERNAL, err, "plan: shard %d cannot be shared", i);
         if (shard->kind == SL_SHARD_ATTENTION) {
             SL_CHECK(!host || (int32_t)shard->layer >= plan->n_kv_layers, INTERNAL, err,
                      "plan: attention of layer %u is on the CPU, its KV in VRAM", shard->layer);
-            SL_CHECK(plan->split.kv_heads == 0 || (plan->resident_rank[i] < tier->n_resident &&
-                                                   tier->placement[i] != SL_PLACE_RESIDENT),
+            SL_CHECK(!sl_split_cuts_kv(plan->split) || (plan->resident_rank[i] < tier->n_resident &&
+                                                        tier->placement[i] != SL_PLACE_RESIDENT),
                      INTERNAL, err, "plan: attention of layer %u does not follow its cut KV",
                      shard->layer);
         }
@@ -312,17 +319,24 @@ enum sluice_status sl_plan_predict(struct sl_sim_result *out, const struct sl_pl
     return SLUICE_STATUS_OK;
 }
 
-/* What depth costs in each tier. */
-static enum sluice_status look_deeper(struct sl_plan *plan, const struct sl_model *model,
+/* What depth costs in each tier: on the way from the first token to the depth that is planned for,
+ * and beyond. */
+static enum sluice_status look_around(struct sl_plan *plan, const struct sl_model *model,
                                       const struct sl_profile *profile, const float *expert_uses,
                                       struct sluice_error *err)
 {
     struct sl_search s;
-    const struct sl_replan deeper = {.depth = plan->depth + SL_DEEPER, .expert_uses = expert_uses};
-    SL_TRY(open_again(&s, plan, model, profile, &deeper, err));
+    struct sl_replan at = {.depth = plan->depth + SL_DEEPER, .expert_uses = expert_uses};
+    SL_TRY(open_again(&s, plan, model, profile, &at, err));
     for (int32_t t = 0; t < plan->n_tiers; t++) {
         const double ns = simulate_again(&s, plan, t).pass_ns - plan->tiers[t].predicted.pass_ns;
         plan->tiers[t].deeper_ns = ns > 0 ? ns : 0;
+    }
+    sl_search_finish(&s);
+    at.depth = 0;
+    SL_TRY(open_again(&s, plan, model, profile, &at, err));
+    for (int32_t t = 0; t < plan->n_tiers; t++) {
+        plan->tiers[t].shallow = simulate_again(&s, plan, t);
     }
     sl_search_finish(&s);
     return SLUICE_STATUS_OK;
@@ -331,9 +345,9 @@ static enum sluice_status look_deeper(struct sl_plan *plan, const struct sl_mode
 enum sluice_status sl_plan_check(const struct sl_plan *plan, const struct sl_model *model,
                                  struct sluice_error *err)
 {
-    SL_CHECK(plan->split.kv_heads == 0 || plan->n_kv_layers == (int32_t)model->hp.n_layers,
+    SL_CHECK(!sl_split_cuts_kv(plan->split) || plan->n_kv_layers == (int32_t)model->hp.n_layers,
              INTERNAL, err, "plan: cut KV in %d layers alone", plan->n_kv_layers);
-    SL_TRY(check_split(model, plan->split, err));
+    SL_TRY(check_split(model, &plan->options, plan->split, err));
     SL_CHECK(plan->arena_bytes <= plan->options.budget_bytes, INTERNAL, err,
              "plan: the arena of %zu bytes is larger than the budget of %llu", plan->arena_bytes,
              (unsigned long long)plan->options.budget_bytes);
@@ -349,7 +363,7 @@ enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *m
 {
     *out = NULL;
     SL_TRY(check_options(options, err));
-    SL_TRY(check_split(model, options->split, err));
+    SL_TRY(check_split(model, options, options->split, err));
     struct sl_search s;
     SL_TRY(sl_search_init(&s, model, profile, options, err));
     enum sluice_status status = SLUICE_STATUS_OK;
@@ -377,7 +391,7 @@ enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *m
         plan->n_ubatch = options->max_ubatch;
     }
     SL_TRY_OUT(sl_plan_check(plan, model, err));
-    SL_TRY_OUT(look_deeper(plan, model, profile, options->expert_uses, err));
+    SL_TRY_OUT(look_around(plan, model, profile, options->expert_uses, err));
     *out = plan;
 out:
     sl_search_finish(&s);

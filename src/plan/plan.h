@@ -21,7 +21,8 @@
  * KV has one home for all tiers: layers < n_kv_layers keep it in VRAM (their attention then runs
  * on the GPU in every tier), the others in system memory (attention on the CPU, or streamed with
  * its KV). Where attention is cut, so is the KV of every layer: that of the first KV heads is in
- * VRAM, that of the others in system memory.
+ * VRAM, that of the others in system memory. Or the cache alone is cut, by blocks: the first ones
+ * are in VRAM, and so are all weights of attention.
  *
  * Method: pipelined sharding, arXiv 2604.26334, with the counts searched instead of fixed.
  */
@@ -108,9 +109,12 @@ struct sl_tier_plan {
     size_t scratch_offset;
     size_t end_offset;              /* one past the last byte used: at most arena_bytes */
     struct sl_sim_result predicted; /* of a full pass at the assumed depth */
+    struct sl_sim_result shallow;   /* of one at the beginning of a sequence */
     double deeper_ns;               /* what SL_DEEPER more positions before it add to such a pass */
-    struct sl_sim_result corrected; /* the same by what passes have taught since (exec/adapt.h) */
-    struct sl_timeline timeline;    /* the same pass in detail */
+    /* A pass by what passes have taught since (exec/adapt.h), and their depth. */
+    struct sl_sim_result corrected;
+    int32_t corrected_depth;
+    struct sl_timeline timeline; /* the same pass in detail */
     double limit_ns; /* no schedule can be faster on this machine (bytes and operations) */
 };
 
@@ -146,7 +150,7 @@ struct sl_plan {
 /* The first layer with KV, or a part of it, in system memory; so have all behind it. */
 static inline int32_t sl_plan_first_host_kv(const struct sl_plan *plan)
 {
-    return plan->split.kv_heads > 0 ? 0 : plan->n_kv_layers;
+    return sl_split_cuts_kv(plan->split) ? 0 : plan->n_kv_layers;
 }
 
 /* Make a plan. `profile->kind` NONE or a budget of 0 gives the CPU-only plan. BUDGET (with the
@@ -187,9 +191,11 @@ int32_t sl_plan_tier(const struct sl_plan *plan, int32_t n_tokens);
  * second of decode, of all sequences together. */
 double sl_plan_ttft_ns(const struct sl_plan *plan, int32_t n_past, int32_t n_prompt);
 double sl_plan_tps(const struct sl_plan *plan);
+/* The same of sequences of `depth` tokens. */
+double sl_plan_tps_at(const struct sl_plan *plan, int32_t depth);
 /* The same by the corrected predictions. */
 double sl_plan_corrected_ttft_ns(const struct sl_plan *plan, int32_t n_past, int32_t n_prompt);
-double sl_plan_corrected_tps(const struct sl_plan *plan);
+double sl_plan_corrected_tps_at(const struct sl_plan *plan, int32_t depth);
 
 /* The tables of one layer of a mixture: addresses of gate, up and down by expert, then a byte an
  * expert: 1 where it has a slot. */

@@ -105,10 +105,10 @@ static double attention_ns(const struct sl_profile *p, enum sl_unit unit, const 
                            int32_t depth)
 {
     const struct sl_op_attention *const a = &op->attention;
-    double span = depth + 0.5 * (op->n_tokens + 1); /* positions that an average token reads */
-    if (a->window > 0 && span > a->window) {
-        span = a->window;
-    }
+    const double end = depth + 0.5 * (op->n_tokens + 1); /* of what an average token reads */
+    const double begin = a->window > 0 && end > a->window ? end - a->window : 0;
+    const double here = fmin(end, sl_kv_here_end(&a->kv)) - fmax(begin, sl_kv_here_begin(&a->kv));
+    const double span = fmax(here, 0);
     const enum sl_type sides[] = {a->kv.types.k, a->kv.types.v};
     double position_ns = 0;
     for (int i = 0; i < 2; i++) {

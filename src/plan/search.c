@@ -15,7 +15,7 @@
 #define SCORE_GENERATED 128.0
 #define SCORE_PROMPT 512.0
 #define MAX_KV_CANDIDATES 10
-#define MAX_SPLITS 24
+#define MAX_SPLITS 48
 /* What cuts have to gain: both sides wait for each other more often, which prediction thinks too
  * little of. */
 #define SPLIT_MARGIN 1.02
@@ -23,7 +23,7 @@
 
 /* Where cuts would be tried: a part of every feed-forward so large that all fill VRAM beside a
  * ring, and of the head what is left then; and less, where both sides then end together. Where all
- * layers have KV in VRAM, that of some of the KV heads, too. */
+ * layers have KV in VRAM, that of some of the KV heads or of the first blocks, too. */
 struct split_list {
     struct sl_split items[MAX_SPLITS];
     int32_t n;
@@ -42,7 +42,7 @@ static void add_split(const struct sl_search *s, struct split_list *list, struct
     split.ffn = whole_units(split.ffn, s->cut_unit, sl_shard_cut_end(model, &model->shards[1]));
     split.head =
         whole_units(split.head, sl_shard_cut_unit(model, head), sl_shard_cut_end(model, head));
-    bool is_new = split.ffn > 0 || split.head > 0 || split.kv_heads > 0;
+    bool is_new = split.ffn > 0 || split.head > 0 || sl_split_cuts_kv(split);
     for (int32_t i = 0; i < list->n && is_new; i++) {
         is_new = memcmp(&list->items[i], &split, sizeof split) != 0;
     }
@@ -68,11 +68,10 @@ static int32_t head_rows(const struct sl_search *s, const struct sl_bounds *b, d
 }
 
 /* Bytes for feed-forwards and head beside everything else that decode needs, but for its ring; with
- * this cut of attention. */
-static double bytes_left(struct sl_search *s, int32_t n_kv_layers, int32_t kv_heads)
+ * this cut of attention or cache. */
+static double bytes_left(struct sl_search *s, int32_t n_kv_layers, struct sl_split kv)
 {
-    const struct sl_split split = {.kv_heads = kv_heads};
-    sl_search_set_split(s, split);
+    sl_search_set_split(s, kv);
     double bytes = (double)s->budget_bytes - (double)sl_search_base_bytes(s, n_kv_layers) -
                    (double)sl_search_activation_bytes(s, s->decode_tier, true);
     for (int32_t i = 0; i < 2 * n_kv_layers; i += 2) {
@@ -83,11 +82,11 @@ static double bytes_left(struct sl_search *s, int32_t n_kv_layers, int32_t kv_he
 
 /* Cuts of dense feed-forwards and the head for what is left beside KV and attention. */
 static void list_dense_splits(const struct sl_search *s, const struct sl_bounds *b, double left,
-                              int32_t kv_heads, struct split_list *list)
+                              struct sl_split kv, struct split_list *list)
 {
     const double n = s->n_layers, ffn = (double)s->max_ffn_bytes;
     const int32_t n_ff = sl_shard_cut_end(s->model, &s->model->shards[1]);
-    struct sl_split split = {.kv_heads = kv_heads};
+    struct sl_split split = kv;
     for (int32_t ring = 0; ring <= 1; ring++) {
         /* The ring takes what is behind the cut of one. */
         const double part = n > ring ? fmin((left - ring * ffn) / (n - ring) / ffn, 1) : 0;
@@ -112,17 +111,74 @@ static void list_dense_splits(const struct sl_search *s, const struct sl_bounds 
 }
 
 /* Mixtures: whatever the head leaves goes to experts. */
-static void list_head_splits(const struct sl_search *s, int32_t kv_heads, struct split_list *list)
+static void list_head_splits(const struct sl_search *s, struct sl_split kv, struct split_list *list)
 {
     const struct sl_shard *const head = &s->model->shards[s->n_shards - 1];
     const double even = even_part(s, s->n_shards - 1) * sl_shard_cut_end(s->model, head);
-    struct sl_split split = {.kv_heads = kv_heads};
-    for (int32_t i = 1; i <= 4 && kv_heads == 0; i *= 2) {
+    struct sl_split split = kv;
+    for (int32_t i = 1; i <= 4 && !sl_split_cuts_kv(kv); i *= 2) {
         split.head = (int32_t)(even / i);
         add_split(s, list, split);
     }
-    split.head = kv_heads > 0 ? 0 : sl_shard_cut_unit(s->model, head);
+    split.head = sl_split_cuts_kv(kv) ? 0 : sl_shard_cut_unit(s->model, head);
     add_split(s, list, split);
+}
+
+/* Cuts of the other shards for this one of attention or cache; false when it leaves no room. */
+static bool list_for_kv(struct sl_search *s, const struct sl_bounds *b, int32_t n_kv_layers,
+                        struct sl_split kv, struct split_list *list)
+{
+    const double left = bytes_left(s, n_kv_layers, kv);
+    if (left <= 0 && sl_split_cuts_kv(kv)) {
+        return false;
+    }
+    if (s->n_experts > 0) {
+        list_head_splits(s, kv, list);
+    } else {
+        list_dense_splits(s, b, left, kv, list);
+    }
+    return true;
+}
+
+/* By KV heads: the most that fit, and fewer. */
+static void list_head_cuts(struct sl_search *s, const struct sl_bounds *b, struct split_list *list)
+{
+    int32_t last = 0;
+    for (int32_t units = (int32_t)s->model->hp.n_kv_heads / s->heads_unit - 1; units > 0;) {
+        const struct sl_split kv = {.kv_heads = units * s->heads_unit};
+        if (list_for_kv(s, b, s->n_layers, kv, list)) {
+            last = last > 0 ? last : units;
+        }
+        units -= last > 0 && last / 3 > 1 ? last / 3 : 1;
+    }
+}
+
+/* By blocks, of one sequence: as many as hold the depth that is planned for, the most that fit, and
+ * fewer. */
+static void list_block_cuts(struct sl_search *s, const struct sl_bounds *b, struct split_list *list)
+{
+    const struct sl_split least = {.kv_blocks = SL_CUT_KV_BLOCKS};
+    const int32_t n_blocks = (s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+    if (s->options.n_seqs > 1 || n_blocks <= least.kv_blocks) {
+        return;
+    }
+    const double left = bytes_left(s, s->n_layers, least);
+    const double unit_bytes = (double)s->kv_device_bytes * s->n_layers;
+    const double room = 1 + floor(left / unit_bytes);
+    if (room < 1) {
+        return;
+    }
+    const int32_t n_units = (n_blocks - 1) / SL_CUT_KV_BLOCKS;
+    const int32_t most = room < n_units ? (int32_t)room : n_units;
+    const int32_t unit_tokens = SL_CUT_KV_BLOCKS * SL_KV_BLOCK;
+    const int32_t at_depth = (s->depth + 2 * unit_tokens - 1) / unit_tokens;
+    const int32_t units[] = {at_depth, most, most / 2, most / 4};
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (units[i] > 0 && units[i] <= most && (i == 0 || units[i] != at_depth)) {
+            const struct sl_split kv = {.kv_blocks = units[i] * SL_CUT_KV_BLOCKS};
+            list_for_kv(s, b, s->n_layers, kv, list);
+        }
+    }
 }
 
 static void list_splits(struct sl_search *s, const struct sl_bounds *b, int32_t n_kv_layers,
@@ -134,27 +190,16 @@ static void list_splits(struct sl_search *s, const struct sl_bounds *b, int32_t 
         return;
     }
     const struct sl_split asked = s->options.split;
-    if (asked.ffn > 0 || asked.head > 0 || asked.kv_heads > 0) {
-        list->n = asked.kv_heads == 0 || n_kv_layers == s->n_layers;
+    if (asked.ffn > 0 || asked.head > 0 || sl_split_cuts_kv(asked)) {
+        list->n = !sl_split_cuts_kv(asked) || n_kv_layers == s->n_layers;
         list->items[0] = asked;
         return;
     }
-    /* The most heads that fit, and fewer; 0: attention is not cut. */
-    const int32_t n_units = (int32_t)s->model->hp.n_kv_heads / s->heads_unit;
-    int32_t last = 0;
-    for (int32_t units = n_kv_layers == s->n_layers ? n_units - 1 : 0; units >= 0;) {
-        const int32_t heads = units * s->heads_unit;
-        const double left = bytes_left(s, n_kv_layers, heads);
-        if (left > 0 || units == 0) {
-            if (s->n_experts > 0) {
-                list_head_splits(s, heads, list);
-            } else {
-                list_dense_splits(s, b, left, heads, list);
-            }
-            last = last > 0 ? last : units;
-        }
-        units -= last > 0 && units > 1 && last / 3 > 1 ? last / 3 : 1;
+    if (n_kv_layers == s->n_layers) {
+        list_head_cuts(s, b, list);
+        list_block_cuts(s, b, list);
     }
+    list_for_kv(s, b, n_kv_layers, (struct sl_split){0}, list);
     if (list->n == 0) { /* the least, so that the strategy works where the GPU is of any use */
         add_split(s, list, (struct sl_split){.ffn = s->cut_unit});
     }

@@ -148,7 +148,7 @@ static inline int32_t sl_search_sequences(const struct sl_search *s, int32_t n_t
  * with KV in system memory. */
 static inline bool sl_search_streams_kv(const struct sl_search *s, const struct sl_candidate *c)
 {
-    return c->attention_streamed && (s->split.kv_heads > 0 || c->n_kv_layers < s->n_layers);
+    return c->attention_streamed && (sl_split_cuts_kv(s->split) || c->n_kv_layers < s->n_layers);
 }
 
 /* From now on shards are cut like this. */
@@ -166,6 +166,8 @@ struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_sh
                                    int32_t n_tokens);
 struct sl_shard_cost sl_cost_cut(const struct sl_search *s, const struct sl_shard *shard,
                                  int32_t n_tokens);
+/* Add what the part of the cache costs that streamed attention brings along. */
+void sl_cost_stream_kv(const struct sl_search *s, int32_t tier, struct sl_shard_cost *cost);
 struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct sl_shard *shard,
                                        int32_t n_tokens);
 /* `hits` and `reads` of all tiers. */

@@ -67,11 +67,11 @@ static size_t n_kv_blocks(const struct sl_search *s)
     return ((size_t)s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
 }
 
-/* The cache of some KV heads of a layer. */
-static size_t kv_bytes(const struct sl_search *s, int32_t n_heads)
+/* Blocks of some KV heads of a layer. */
+static size_t kv_bytes(const struct sl_search *s, int32_t n_heads, size_t n_blocks)
 {
-    return sl_align_up(n_kv_blocks(s) * sl_kv_block_bytes(s->options.kv_types, n_heads,
-                                                          (int32_t)s->model->hp.head_dim));
+    return sl_align_up(
+        n_blocks * sl_kv_block_bytes(s->options.kv_types, n_heads, (int32_t)s->model->hp.head_dim));
 }
 
 static void measure_shards(struct sl_search *s)
@@ -89,7 +89,7 @@ static void measure_shards(struct sl_search *s)
             }
             s->max_attention_bytes = sl_max_size(s->max_attention_bytes, s->image_bytes[i]);
             s->heads_unit = sl_max_int(s->heads_unit, sl_shard_cut_unit(s->model, shard));
-            s->kv_layer_bytes = kv_bytes(s, (int32_t)s->model->hp.n_kv_heads);
+            s->kv_layer_bytes = kv_bytes(s, (int32_t)s->model->hp.n_kv_heads, n_kv_blocks(s));
             break;
         case SL_SHARD_FFN:
             s->max_ffn_bytes = sl_max_size(s->max_ffn_bytes, s->image_bytes[i]);
@@ -103,7 +103,7 @@ static void measure_shards(struct sl_search *s)
     }
 }
 
-/* Costs of the classes that are cut, once each. */
+/* Costs of the classes that are cut or look at a cut cache, once each. */
 static void cost_cut_shard(struct sl_search *s, int32_t shard)
 {
     const struct sl_shard *const shards = s->model->shards;
@@ -120,8 +120,9 @@ static void cost_cut_shard(struct sl_search *s, int32_t shard)
 static void set_kv_parts(struct sl_search *s)
 {
     const int32_t n = (int32_t)s->model->hp.n_kv_heads, cut = s->split.kv_heads;
-    s->kv_device_bytes = kv_bytes(s, cut > 0 ? cut : n);
-    s->kv_host_bytes = kv_bytes(s, n - cut);
+    const size_t n_blocks = n_kv_blocks(s), n_first = (size_t)s->split.kv_blocks;
+    s->kv_device_bytes = kv_bytes(s, cut > 0 ? cut : n, n_first > 0 ? n_first : n_blocks);
+    s->kv_host_bytes = kv_bytes(s, n - cut, n_blocks - n_first);
 }
 
 void sl_search_set_split(struct sl_search *s, struct sl_split split)
@@ -138,6 +139,9 @@ void sl_search_set_split(struct sl_search *s, struct sl_split split)
         s->rest_bytes[i] = s->image_bytes[i];
         if (cut > 0) {
             s->rest_bytes[i] = sl_align_up(sl_shard_slice(model, shard, cut, end).bytes);
+            cost_cut_shard(s, i);
+        } else if (sl_shard_is_divided(shard, split)) {
+            s->rest_bytes[i] = 0; /* its weights are in VRAM */
             cost_cut_shard(s, i);
         }
         if (shard->kind == SL_SHARD_FFN) {

@@ -105,7 +105,7 @@ void sl_search_place(struct sl_search *s, const struct sl_candidate *c, uint8_t 
     for (int32_t i = c->n_resident; i < n_order && !in_parts; i++) {
         n_ffn += s->brief[s->order[i]].kind == SL_SHARD_FFN;
     }
-    const bool cut = s->split.kv_heads > 0;
+    const bool cut = sl_split_cuts_kv(s->split);
     int32_t j = 0;
     for (int32_t i = 0; i < s->n_shards; i++) {
         const struct sl_shard_brief *const shard = &s->brief[i];

@@ -175,7 +175,7 @@ static size_t ring_bytes(const struct sl_search *s, const struct sl_candidate *c
                          bool head_streamed, bool ffn_whole)
 {
     size_t item = sl_max_size(ffn_whole ? s->max_ffn_bytes : s->max_rest_bytes,
-                              s->split.kv_heads > 0 ? 0 : s->max_attention_bytes);
+                              sl_split_cuts_kv(s->split) ? 0 : s->max_attention_bytes);
     item = sl_max_size(item, attention_item_bytes(s, c));
     size_t bytes = (size_t)multiple * item;
     if (multiple > 0 && head_streamed) {
@@ -291,7 +291,7 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
     if (c.head_on_device && !head_resident && c.ring_bytes < s->head_bytes) {
         return; /* the head would have to be streamed and does not fit the ring */
     }
-    if (s->split.kv_heads > 0 && c.n_resident < c.n_kv_layers) {
+    if (sl_split_cuts_kv(s->split) && c.n_resident < c.n_kv_layers) {
         return; /* a part of the KV is in VRAM, so must be the weights that go with it */
     }
     if (b->whole &&
@@ -407,10 +407,10 @@ bool sl_search_tier_within(struct sl_search *s, int32_t tier, int32_t n_kv_layer
             continue;
         }
         if (attention == 1 && n_kv_layers == s->n_layers && b->attention[0] &&
-            s->split.kv_heads == 0) {
+            !sl_split_cuts_kv(s->split)) {
             continue; /* the same as attention == 0 */
         }
-        if (attention == 0 && s->split.kv_heads > 0 &&
+        if (attention == 0 && sl_split_cuts_kv(s->split) &&
             sl_tier_tokens[tier] > SL_SHARD_PIECE_TOKENS) {
             continue; /* not shared */
         }

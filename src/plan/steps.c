@@ -149,6 +149,13 @@ static double later(double a, double b)
     return a > b ? a : b;
 }
 
+static double shared_least_ns(const struct sl_shard_cost *c, const struct sl_hop_cost *hop)
+{
+    return c->others_ns > 0 ? c->route_ns + later(c->own_ns, hop->down_ns + c->others_ns) +
+                                  hop->up_ns + c->join_ns
+                            : c->route_ns + c->own_ns + c->join_ns;
+}
+
 double sl_steps_least_ns(const uint8_t *placement, const struct sl_shard_cost *const *cost,
                          int32_t n_shards, const struct sl_hop_cost *hop)
 {
@@ -159,10 +166,9 @@ double sl_steps_least_ns(const uint8_t *placement, const struct sl_shard_cost *c
         const bool device = placement[i] != SL_PLACE_HOST;
         copy += sl_place_uses_ring(placement[i]) ? c->copy_ns : 0;
         chain += device == on_device ? 0 : device ? hop->up_ns : hop->down_ns;
-        chain += !device ? c->cpu_ns
-                 : sl_place_is_shared(placement[i])
-                     ? c->route_ns + later(c->own_ns, hop->down_ns + c->others_ns) + hop->up_ns
-                     : c->gpu_ns;
+        chain += !device                             ? c->cpu_ns
+                 : !sl_place_is_shared(placement[i]) ? c->gpu_ns
+                                                     : shared_least_ns(c, hop);
         on_device = device;
     }
     return later(chain, copy);
@@ -320,6 +326,9 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
             break;
         }
         case SL_STEP_OTHERS: {
+            if (c->others_ns <= 0) {
+                break;
+            }
             host = later(host, chosen);
             on_way.first =
                 on_way.first > i ? on_way.first : i + 1; /* its own part has been awaited */
@@ -333,7 +342,8 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
             break;
         }
         case SL_STEP_JOIN:
-            gpu = later(gpu, host) + hop->up_ns;
+            gpu = later(gpu, host) + (c->others_ns > 0 ? hop->up_ns : 0) + c->join_ns;
+            r.gpu_busy_ns += c->join_ns;
             break;
         }
         if (timeline) {

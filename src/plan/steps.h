@@ -80,8 +80,9 @@ struct sl_shard_cost {
     double route_ns;       /* GPU, until input and choice can go down */
     double own_ns;         /* GPU: what it has, and experts read in system memory */
     double mapped_ns;      /* of own_ns: while it reads system memory */
-    double others_ns;      /* CPU, alone */
+    double others_ns;      /* CPU, alone; 0: nothing is left for it, and nobody waits */
     double others_busy_ns; /* CPU, while the GPU reads system memory too */
+    double join_ns;        /* GPU: what goes on with both parts */
 };
 
 /* Between the engines. */

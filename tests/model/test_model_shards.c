@@ -460,7 +460,7 @@ static void check_cut(const struct sl_model *model, const struct sl_shard *shard
         assert_close(whole.hidden, both.hidden, n_hidden);
     }
     const struct sl_shard_choice choice =
-        sl_shard_choice(model, shard, head ? N_OUTPUTS : N_TOKENS);
+        sl_shard_choice(model, shard, (struct sl_split){0}, head ? N_OUTPUTS : N_TOKENS);
     assert_true(choice.bytes <= MAX_WORK && choice.partial >= choice.end);
     run_part(model, shard, &device, SL_PART_ROUTE, cut, own, NULL, NULL);
     memcpy(host.workspace, device.workspace, choice.end);
@@ -520,12 +520,123 @@ static void cuts(void **state)
                 n_cut[SL_SHARD_HEAD] > 10);
 }
 
+/* ---- a cache that is cut by blocks ---- */
+
+/* Tokens at the end of the first block and behind it; or all of them in the one or the other. */
+static const int32_t places[][N_TOKENS] = {
+    {61, 63, 64, 65, 90}, {0, 1, 2, 3, 4}, {70, 71, 72, 73, 127}};
+
+/* Finite keys and values from -1 to 1. */
+static void fill_cache(uint16_t *cache, size_t bytes)
+{
+    for (size_t i = 0; i < bytes / sizeof *cache; i++) {
+        cache[i] = (uint16_t)(0x3000 + i * 2654435761u % 0xc00 + (i % 3 == 0 ? 0x8000 : 0));
+    }
+}
+
+static void run_divided(const struct sl_model *model, const struct sl_shard *shard,
+                        const struct side *side, enum sl_shard_part part, const int32_t *pos,
+                        struct sl_kv_view kv, const struct side *other)
+{
+    const struct sl_shard_choice choice =
+        sl_shard_choice(model, shard, (struct sl_split){.kv_blocks = SL_CUT_KV_BLOCKS}, N_TOKENS);
+    struct sl_shard_bind bind = {.consts = model->consts,
+                                 .pos = pos,
+                                 .kv = kv,
+                                 .n_kv_max = 2 * SL_KV_BLOCK,
+                                 .hidden = side->hidden,
+                                 .workspace = side->workspace,
+                                 .n_tokens = N_TOKENS,
+                                 .part = part};
+    if (other) {
+        bind.partial = (float *)(void *)(other->workspace + choice.partial);
+        bind.partial_lse = (float *)(void *)(other->workspace + choice.lse);
+        assert_int_equal(choice.partial_bytes, choice.lse_bytes * model->hp.head_dim);
+    }
+    for (uint32_t w = 0; w < shard->n_weights; w++) {
+        bind.weights[w] = part == SL_PART_OTHERS ? NULL : shard->weights[w].m.data;
+    }
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    const int n_ops = sl_shard_build(model, shard, &bind, ops);
+    for (int i = 0; i < n_ops; i++) {
+        struct sluice_error err;
+        assert_ok(sl_op_validate(&ops[i], &err), err);
+        sl_op_run_ref(&ops[i]);
+    }
+    if (part == SL_PART_ROUTE) { /* what goes down */
+        assert_true(choice.begin < choice.end && choice.end <= choice.bytes);
+    }
+}
+
+/* All on one side; and each side with a block of its own. */
+static void check_divided(const struct sl_model *model, const struct sl_shard *shard,
+                          const int32_t *pos, const float *hidden)
+{
+    const int32_t n_heads = (int32_t)model->hp.n_kv_heads;
+    const size_t n_hidden = N_TOKENS * model->hp.n_embd;
+    const size_t block = sl_kv_block_bytes(kv_types, n_heads, (int32_t)model->hp.head_dim);
+    char *const both = malloc(2 * block), *const first = malloc(block),
+                *const second = malloc(block);
+    assert_true(both && first && second);
+    fill_cache((uint16_t *)(void *)both, 2 * block);
+    memcpy(first, both, block);
+    memcpy(second, both + block, block);
+    struct side whole = make_side(model, hidden), device = make_side(model, hidden);
+    struct side host = make_side(model, hidden);
+    const struct sl_kv_view undivided = {.data = both, .types = kv_types};
+    const struct sl_kv_view here = {.data = first, .types = kv_types, .n_first = 1};
+    const struct sl_kv_view there = {.later = second, .types = kv_types, .n_first = 1};
+    run_divided(model, shard, &whole, SL_PART_WHOLE, pos, undivided, NULL);
+    run_divided(model, shard, &device, SL_PART_ROUTE, pos, here, NULL);
+    const struct sl_shard_choice choice =
+        sl_shard_choice(model, shard, (struct sl_split){.kv_blocks = SL_CUT_KV_BLOCKS}, N_TOKENS);
+    memcpy(host.workspace + choice.begin, device.workspace + choice.begin,
+           choice.end - choice.begin);
+    run_divided(model, shard, &device, SL_PART_OWN, pos, here, NULL);
+    run_divided(model, shard, &host, SL_PART_OTHERS, pos, there, NULL);
+    assert_memory_equal(host.hidden, hidden, n_hidden * sizeof(float));
+    run_divided(model, shard, &device, SL_PART_JOIN, pos, here, &host);
+    assert_close(whole.hidden, device.hidden, n_hidden);
+    assert_memory_equal(first, both, block);
+    assert_memory_equal(second, both + block, block);
+    struct side *const sides[] = {&whole, &device, &host};
+    for (size_t i = 0; i < 3; i++) {
+        free_side(sides[i]);
+    }
+    free(both);
+    free(first);
+    free(second);
+}
+
+static void divided_caches(void **state)
+{
+    (void)state;
+    int n = 0;
+    for (size_t f = 0; f < N_FIXTURES; f++) {
+        struct sl_model *model = open_fixture(fixtures[f]);
+        float *const hidden = malloc(N_TOKENS * model->hp.n_embd * sizeof(float));
+        assert_non_null(hidden);
+        for (size_t i = 0; i < N_TOKENS * model->hp.n_embd; i++) {
+            hidden[i] = sinf((float)(i * i % 977));
+        }
+        for (uint32_t s = 0; s < model->n_shards; s++) {
+            for (size_t p = 0; p < 3 && model->shards[s].kind == SL_SHARD_ATTENTION; p++) {
+                check_divided(model, &model->shards[s], places[p], hidden);
+                n++;
+            }
+        }
+        free(hidden);
+        sl_model_close(&model);
+    }
+    assert_true(n > 50);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(structure), cmocka_unit_test(figures),   cmocka_unit_test(known_archs),
-        cmocka_unit_test(embedding), cmocka_unit_test(operators), cmocka_unit_test(no_outputs),
-        cmocka_unit_test(cuts),
+        cmocka_unit_test(divided_caches), cmocka_unit_test(structure), cmocka_unit_test(figures),
+        cmocka_unit_test(known_archs),    cmocka_unit_test(embedding), cmocka_unit_test(operators),
+        cmocka_unit_test(no_outputs),     cmocka_unit_test(cuts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

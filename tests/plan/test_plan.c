@@ -123,7 +123,9 @@ static size_t up(size_t n)
 /* Of a layer's cache, on one side where it is cut. */
 static size_t kv_bytes(const struct sl_plan *plan, const struct sl_model *model, bool in_vram)
 {
-    const size_t blocks = ((size_t)plan->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+    const size_t n_blocks = ((size_t)plan->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+    const size_t n_first = (size_t)plan->split.kv_blocks;
+    const size_t blocks = in_vram && n_first > 0 ? n_first : n_blocks - n_first;
     const int32_t cut = plan->split.kv_heads, n = (int32_t)model->hp.n_kv_heads;
     const int32_t n_here = cut == 0 ? n : in_vram ? cut : n - cut;
     const struct sl_kv_types types = {SL_TYPE_F16, SL_TYPE_F16};
@@ -134,7 +136,8 @@ static size_t kv_bytes(const struct sl_plan *plan, const struct sl_model *model,
 static bool kv_on_host(const struct sl_plan *plan, const struct sl_shard *shard)
 {
     return shard->kind == SL_SHARD_ATTENTION &&
-           ((int32_t)shard->layer >= plan->n_kv_layers || plan->split.kv_heads > 0);
+           ((int32_t)shard->layer >= plan->n_kv_layers || plan->split.kv_heads > 0 ||
+            plan->split.kv_blocks > 0);
 }
 
 static bool is_mixture(const struct sl_shard *shard)
@@ -149,12 +152,18 @@ static bool is_cut(const struct sl_plan *plan, const struct sl_shard *shard)
            (shard->kind == SL_SHARD_FFN && !is_mixture(shard) && plan->split.ffn > 0);
 }
 
+/* Attention over a cache that is cut by blocks. */
+static bool is_divided(const struct sl_plan *plan, const struct sl_shard *shard)
+{
+    return shard->kind == SL_SHARD_ATTENTION && plan->split.kv_blocks > 0;
+}
+
 /* Bytes of a shard's image, or of what is before or behind a cut of it. */
 static size_t part_bytes(const struct sl_plan *plan, const struct sl_model *model,
                          const struct sl_shard *shard, bool rest)
 {
     if (!is_cut(plan, shard)) {
-        return shard->bytes;
+        return rest && is_divided(plan, shard) ? 0 : shard->bytes;
     }
     const struct sl_hparams *const hp = &model->hp;
     size_t bytes = 0;
@@ -246,7 +255,8 @@ static void check_steps(const struct sl_plan *plan, const struct sl_model *model
     for (int32_t i = 0; i < plan->n_shards; i++) {
         const struct sl_shard *const shard = &model->shards[i];
         /* A streamed layer whose KV is at home on the host brings it along. */
-        const bool rest = is_cut(plan, shard) && plan->resident_rank[i] < tier->n_resident;
+        const bool rest = (is_cut(plan, shard) || is_divided(plan, shard)) &&
+                          plan->resident_rank[i] < tier->n_resident;
         const size_t bytes = up(rest ? part_bytes(plan, model, shard, true) : shard->bytes);
         p.item_bytes[i] =
             tier->placement[i] == SL_PLACE_FED
@@ -264,8 +274,9 @@ static void check_tier(const struct sl_plan *plan, const struct sl_model *model,
         const struct sl_shard *const shard = &model->shards[i];
         const enum sl_placement placement = (enum sl_placement)tier->placement[i];
         n_resident += placement == SL_PLACE_RESIDENT && !is_mixture(shard);
-        assert_true(placement != SL_PLACE_RESIDENT || !is_cut(plan, shard));
-        assert_true(placement != SL_PLACE_SHARED || is_mixture(shard) || is_cut(plan, shard));
+        const bool in_two = is_cut(plan, shard) || is_divided(plan, shard);
+        assert_true(placement != SL_PLACE_RESIDENT || !in_two);
+        assert_true(placement != SL_PLACE_SHARED || is_mixture(shard) || in_two);
         assert_true(placement != SL_PLACE_SHARED || plan->resident_rank[i] < tier->n_resident);
         /* All experts on the device: in slots, or read in place. */
         assert_true(placement != SL_PLACE_RESIDENT || !is_mixture(shard) ||
@@ -281,7 +292,8 @@ static void check_tier(const struct sl_plan *plan, const struct sl_model *model,
     }
     for (int32_t i = 0; i < tier->n_resident; i++) {
         const int32_t shard = plan->resident_order[i];
-        if (!is_mixture(&model->shards[shard]) && !is_cut(plan, &model->shards[shard])) {
+        if (!is_mixture(&model->shards[shard]) && !is_cut(plan, &model->shards[shard]) &&
+            !is_divided(plan, &model->shards[shard])) {
             assert_int_equal(tier->placement[shard], SL_PLACE_RESIDENT);
             n_resident--;
         }
@@ -483,6 +495,10 @@ static void random_split(struct sl_search *s)
         split.ffn = below(n_ff) * s->cut_unit;
         split.head = below(n_rows) * unit;
         split.kv_heads = below((int32_t)s->model->hp.n_kv_heads / s->heads_unit) * s->heads_unit;
+        if (split.kv_heads == 0 && below(2)) {
+            const int32_t n_blocks = (s->options.n_ctx + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+            split.kv_blocks = below((n_blocks - 1) / SL_CUT_KV_BLOCKS + 1) * SL_CUT_KV_BLOCKS;
+        }
     }
     sl_search_set_split(s, split);
 }
@@ -508,7 +524,7 @@ static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers
         const struct sl_shard *const shard = &s->model->shards[i];
         const bool attention = shard->kind == SL_SHARD_ATTENTION;
         const bool kv_here = attention && (int32_t)shard->layer < n_kv_layers;
-        const bool is_cut = sl_shard_cut(s->model, shard, s->split) > 0;
+        const bool is_cut = sl_shard_can_share(s->model, shard, s->split);
         s->item_bytes[i] = s->image_bytes[i] + (attention && !kv_here ? s->kv_host_bytes : 0);
         s->is_in_prefix[i] = false;
         if (attention && is_cut) { /* its part has to be there */
@@ -544,13 +560,11 @@ static double random_tier(struct sl_search *s, int32_t tier, int32_t n_kv_layers
     }
     for (int32_t i = 0; i < n; i++) {
         const struct sl_shard *const shard = &s->model->shards[i];
-        const bool is_cut = sl_shard_cut(s->model, shard, s->split) > 0;
+        const bool is_cut = sl_shard_can_share(s->model, shard, s->split);
         s->candidate_cost[i] =
             is_cut && s->is_in_prefix[i] ? s->cut_cost[tier][shard->class_id] : s->cost[tier][i];
         if (shard->kind == SL_SHARD_ATTENTION && (is_cut || (int32_t)shard->layer >= n_kv_layers)) {
-            const double part = (double)s->kv_host_bytes / (double)s->kv_layer_bytes;
-            s->candidate_cost[i].copy_ns += part * s->kv_copy_ns[tier];
-            s->candidate_cost[i].download_ns = part * s->kv_download_ns[tier];
+            sl_cost_stream_kv(s, tier, &s->candidate_cost[i]);
         }
         s->cost_of[i] = &s->candidate_cost[i];
     }
@@ -563,7 +577,7 @@ static double random_score(struct sl_search *s)
 {
     const int32_t taste = 1 + below(10);
     random_split(s);
-    const int32_t n_kv_layers = s->split.kv_heads > 0 ? s->n_layers : below(s->n_layers + 1);
+    const int32_t n_kv_layers = sl_split_cuts_kv(s->split) ? s->n_layers : below(s->n_layers + 1);
     double decode = HUGE_VAL, best = HUGE_VAL;
     for (int32_t t = 0; t < s->n_tiers; t++) {
         double ns = HUGE_VAL; /* a tier must work, so it is tried again */
@@ -722,7 +736,7 @@ static void test_shapes(void **state)
                 break;
             case SL_STRATEGY_SPLIT:
                 assert_true(plan->split.ffn > 0 || plan->split.head > 0 ||
-                            plan->split.kv_heads > 0);
+                            sl_split_cuts_kv(plan->split));
                 assert_true(model->hp.n_experts == 0 || plan->split.ffn == 0);
                 break;
             case SL_STRATEGY_STREAMED:
@@ -790,6 +804,17 @@ static void test_predictions(void **state)
         assert_true(fabs((three - 3 * at_depth) / pass_ns -
                          (64 + 128) * last->deeper_ns / SL_DEEPER / pass_ns) < 1e-9);
         assert_true(fabs(sl_plan_tps(plan) * plan->tiers[0].predicted.pass_ns - 1e9) < 1);
+        assert_true(fabs(sl_plan_tps_at(plan, 0) * plan->tiers[0].shallow.pass_ns - 1e9) < 1);
+        const double halfway = 1e9 / sl_plan_tps_at(plan, plan->depth / 2);
+        assert_true(halfway * (1 + 1e-9) >= plan->tiers[0].shallow.pass_ns &&
+                    halfway <= plan->tiers[0].predicted.pass_ns * (1 + 1e-9));
+        /* What passes at one depth have taught holds at others. */
+        plan->tiers[0].corrected_depth = 7;
+        plan->tiers[0].corrected.pass_ns = 3e9 / sl_plan_tps_at(plan, 7);
+        assert_true(fabs(sl_plan_corrected_tps_at(plan, 7) * 3 / sl_plan_tps_at(plan, 7) - 1) <
+                    1e-9);
+        assert_true(fabs(sl_plan_corrected_tps_at(plan, 40) * 3 / sl_plan_tps_at(plan, 40) - 1) <
+                    1e-9);
         for (int32_t n = 64; n < 640; n += 64) {
             assert_true(sl_plan_ttft_ns(plan, 0, n) < sl_plan_ttft_ns(plan, 0, n + 64));
         }

@@ -198,8 +198,10 @@ static bool host_advance(struct clockwork *c)
         } else if (step->kind == SL_STEP_ROUTE) {
             const int32_t i = step->shard;
             queue_add(&c->gpu, (struct item){c->cost[i].route_ns, NULL, {&c->routed[i], NULL}});
-            queue_add(&c->choice,
-                      (struct item){c->hop->down_ns, &c->routed[i], {&c->chosen[i], NULL}});
+            if (c->cost[i].others_ns > 0) {
+                queue_add(&c->choice,
+                          (struct item){c->hop->down_ns, &c->routed[i], {&c->chosen[i], NULL}});
+            }
         }
         return true;
     }
@@ -238,6 +240,10 @@ static bool host_advance(struct clockwork *c)
         c->pc++;
         return true;
     case SL_STEP_OTHERS:
+        if (c->cost[step->shard].others_ns == 0) { /* nothing is left: nobody waits */
+            c->pc++;
+            return true;
+        }
         if (!c->chosen[step->shard]) {
             return false;
         }
@@ -245,7 +251,10 @@ static bool host_advance(struct clockwork *c)
         c->host_total += length;
         break;
     case SL_STEP_JOIN:
-        queue_add(&c->gpu, (struct item){c->hop->up_ns, NULL, {NULL, NULL}});
+        if (c->cost[step->shard].others_ns > 0) {
+            queue_add(&c->gpu, (struct item){c->hop->up_ns, NULL, {NULL, NULL}});
+        }
+        queue_add(&c->gpu, (struct item){c->cost[step->shard].join_ns, NULL, {NULL, NULL}});
         c->pc++;
         return true;
     case SL_STEP_CPU:
@@ -374,7 +383,8 @@ static void test_simulator(void **state)
                                              .issue_ns = rng_below(6),
                                              .route_ns = rng_below(10),
                                              .own_ns = rng_below(20),
-                                             .others_ns = rng_below(30)};
+                                             .others_ns = rng_below(4) * rng_below(30),
+                                             .join_ns = rng_below(3) * rng_below(10)};
             cost[i].cpu_busy_ns = cost[i].cpu_ns;
             cost[i].others_busy_ns = cost[i].others_ns;
             if (!sl_place_uses_ring(p.placement[i])) {
@@ -386,7 +396,8 @@ static void test_simulator(void **state)
         double up_ns = 0;
         for (int32_t k = 0; k < p.n_steps; k++) {
             const enum sl_step_kind kind = p.steps[k].kind;
-            up_ns += kind == SL_STEP_HIDDEN_UP || kind == SL_STEP_JOIN ? hop.up_ns : 0;
+            const bool joins = kind == SL_STEP_JOIN && cost[p.steps[k].shard].others_ns > 0;
+            up_ns += kind == SL_STEP_HIDDEN_UP || joins ? hop.up_ns : 0;
         }
         memset(&c, 0, sizeof c);
         c.p = &p;
