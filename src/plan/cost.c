@@ -321,6 +321,53 @@ const struct sl_shard_cost *const *sl_cost_candidate(struct sl_search *s,
     return s->cost_of;
 }
 
+/* What attentions take one after the other, and the copies of those that are streamed. `on_device`:
+ * so are all feed-forwards, so that the hidden state comes and goes for attention on the CPU. */
+static double attentions_least_ns(const struct sl_search *s, const struct sl_candidate *c,
+                                  bool on_device, double *copy_ns)
+{
+    const struct sl_hop_cost *const hop = &s->hop[c->tier];
+    const bool cut = sl_split_cuts_kv(s->split);
+    const struct sl_shard_cost *const cost =
+        cut ? &s->cut_cost[c->tier][s->brief[0].class_id] : &s->cost[c->tier][0];
+    struct sl_shard_cost with_kv = *cost;
+    sl_cost_stream_kv(s, c->tier, &with_kv);
+    if (c->attention_streamed) {
+        *copy_ns += (s->n_layers - (cut ? 0 : c->n_kv_layers)) * with_kv.copy_ns;
+        return s->n_layers * cost->gpu_ns;
+    }
+    if (cut) {
+        return s->n_layers * sl_steps_shared_least_ns(cost, hop);
+    }
+    const double on_host_ns = cost->cpu_ns + (on_device ? hop->up_ns + hop->down_ns : 0);
+    /* The first of all finds it on the host. */
+    const double first_ns = on_device && c->n_kv_layers == 0 ? hop->down_ns : 0;
+    return c->n_kv_layers * cost->gpu_ns + (s->n_layers - c->n_kv_layers) * on_host_ns - first_ns;
+}
+
+double sl_cost_least_ns(const struct sl_search *s, const struct sl_candidate *c)
+{
+    if (!s->layers_alike || !c->uses_device) {
+        return 0;
+    }
+    struct sl_shard_cost ffn = s->cost[c->tier][1];
+    share_cost(s, c, &s->model->shards[1], &ffn);
+    const bool shared = c->n_fed > 0 || (c->share != SL_SHARE_HOST && c->share != SL_DIVIDE_ALL);
+    const int32_t n_streamed = c->n_fed > 0 ? 0 : c->n_ffn_streamed;
+    const double others_ns = shared ? sl_steps_shared_least_ns(&ffn, &s->hop[c->tier])
+                             : c->share == SL_SHARE_HOST ? ffn.cpu_ns
+                                                         : ffn.gpu_ns;
+    const bool on_device = c->share != SL_SHARE_HOST || n_streamed == s->n_layers;
+    const struct sl_shard_cost *const head = &s->cost[c->tier][s->n_shards - 1];
+    double copy_ns = (c->n_fed > 0 ? s->n_layers : n_streamed) * ffn.copy_ns;
+    double chain_ns = n_streamed * ffn.gpu_ns + (s->n_layers - n_streamed) * others_ns +
+                      attentions_least_ns(s, c, on_device, &copy_ns);
+    if (s->split.head == 0) {
+        chain_ns += c->head_on_device ? head->gpu_ns : head->cpu_ns;
+    }
+    return fmax(chain_ns, copy_ns);
+}
+
 /* Bytes that a pass must read of a shard: of a mixture the experts that are used. */
 static double read_bytes(const struct sl_search *s, int32_t tier, int32_t shard)
 {

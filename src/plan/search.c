@@ -377,15 +377,21 @@ static void refine_kv_layers(struct sl_search *s, const struct sl_bounds *b, int
     }
 }
 
-/* The best plan of a space, and its score; HUGE_VAL: none fits. */
-static double search_bounds(struct sl_search *s, const struct sl_bounds *b, struct sl_choice *out)
+/* The best plan of a space, and its score; HUGE_VAL: none fits, or none that scores less than
+ * `enough`. */
+static double search_bounds(struct sl_search *s, const struct sl_bounds *b, double enough,
+                            struct sl_choice *out)
 {
     s->head_on_host = !b->head[1];
     int32_t kv[MAX_KV_CANDIDATES + 1];
     const int32_t n = kv_candidates(s, b, kv);
-    double best = HUGE_VAL;
+    double best = enough;
+    bool found = false;
     for (int32_t i = 0; i < n; i++) {
-        try_kv_layers(s, b, kv[i], &best, out);
+        found = try_kv_layers(s, b, kv[i], &best, out) || found;
+    }
+    if (!found) {
+        return HUGE_VAL;
     }
     if (n > 1) {
         refine_kv_layers(s, b, (kv[0] + MAX_KV_CANDIDATES - 1) / MAX_KV_CANDIDATES, &best, out);
@@ -398,15 +404,16 @@ enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
 {
     const enum sl_strategy strategy = s->options.strategy;
     const struct sl_bounds b = sl_bounds_of_strategy(strategy);
-    double best = search_bounds(s, &b, out);
+    double best = search_bounds(s, &b, HUGE_VAL, out);
     if (strategy == SL_STRATEGY_AUTO) {
         /* The way to the best number of KV layers is local: make sure that it ends no worse than
          * that of a narrower space. */
         for (int32_t i = SL_STRATEGY_RESIDENT; i < SL_N_STRATEGIES; i++) {
             const struct sl_bounds narrow = sl_bounds_of_strategy((enum sl_strategy)i);
             struct sl_choice choice;
-            const double value = search_bounds(s, &narrow, &choice);
-            if (value * (i == SL_STRATEGY_SPLIT ? SPLIT_MARGIN : 1) < best) {
+            const double enough = i == SL_STRATEGY_SPLIT ? best / SPLIT_MARGIN : best;
+            const double value = search_bounds(s, &narrow, enough, &choice);
+            if (value < enough) {
                 best = value;
                 *out = choice;
             }

@@ -114,9 +114,11 @@ struct sl_search {
     size_t *step_scratch;
     double *done_ns, *ready_ns;
     struct sl_timeline *timeline; /* filled by the next score; NULL: none */
-    /* The resident order that was asked for last. */
+    /* The resident order that was asked for last, and the bytes of its first n. */
     int32_t *order, n_order;
+    size_t *order_bytes;
     struct sl_order_kind order_kind;
+    bool layers_alike; /* a mixture, all layers of one class */
     /* Ways that are not looked for: candidates that place all shards as one of these are left out.
      */
     const struct sl_tier_plan *const *unlike;
@@ -173,6 +175,8 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
 /* `hits` and `reads` of all tiers. */
 enum sluice_status sl_cost_init_uses(struct sl_search *s, const float *uses,
                                      struct sluice_error *err);
+/* No pass by this candidate takes less, as its counts alone tell; 0: they do not tell. */
+double sl_cost_least_ns(const struct sl_search *s, const struct sl_candidate *c);
 /* How much of what a pass reads of experts is in VRAM. */
 double sl_cost_hit(const struct sl_search *s, const struct sl_candidate *c);
 const struct sl_shard_cost *const *sl_cost_candidate(struct sl_search *s,

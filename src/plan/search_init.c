@@ -129,6 +129,7 @@ void sl_search_set_split(struct sl_search *s, struct sl_split split)
 {
     const struct sl_model *const model = s->model;
     s->split = split;
+    s->n_order = 0; /* its bytes are others now */
     s->max_rest_bytes = s->max_attention_rest_bytes = 0;
     set_kv_parts(s);
     for (int32_t i = 0; i < s->n_shards; i++) {
@@ -151,6 +152,15 @@ void sl_search_set_split(struct sl_search *s, struct sl_split split)
                 sl_max_size(s->max_attention_rest_bytes, s->rest_bytes[i]);
         }
     }
+}
+
+static bool are_layers_alike(const struct sl_search *s)
+{
+    bool alike = s->n_experts > 0;
+    for (int32_t i = 2; i + 1 < s->n_shards; i++) {
+        alike = alike && s->brief[i].class_id == s->brief[i - 2].class_id;
+    }
+    return alike;
 }
 
 static int32_t count_tiers(const struct sl_plan_options *o)
@@ -202,6 +212,7 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     GRAB(done_ns, n);
     GRAB(ready_ns, n);
     GRAB(order, n);
+    GRAB(order_bytes, n + 1);
     for (int32_t t = 0; t < s->n_tiers; t++) {
         GRAB(cost[t], n);
         GRAB(cut_cost[t], model->n_classes);
@@ -229,6 +240,7 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     for (int32_t t = 0; t < s->n_tiers; t++) {
         init_tier(s, t);
     }
+    s->layers_alike = are_layers_alike(s);
     return SLUICE_STATUS_OK;
 }
 
@@ -248,6 +260,7 @@ void sl_search_finish(struct sl_search *s)
     sl_free(s->done_ns);
     sl_free(s->ready_ns);
     sl_free(s->order);
+    sl_free(s->order_bytes);
     for (int32_t t = 0; t < SL_N_TIERS; t++) {
         sl_free(s->cost[t]);
         sl_free(s->cut_cost[t]);

@@ -47,6 +47,9 @@ int32_t sl_search_resident_order(struct sl_search *s, int32_t n_kv_layers)
     if (!s->head_on_host && s->split.head == 0) {
         order[n++] = s->n_shards - 1;
     }
+    for (int32_t i = 0; i < n; i++) {
+        s->order_bytes[i + 1] = s->order_bytes[i] + s->resident_bytes[order[i]];
+    }
     s->order_kind = kind;
     s->n_order = n;
     return n;

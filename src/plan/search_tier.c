@@ -20,8 +20,10 @@
 /* In longer passes the CPU's part is arithmetic for many tokens: gains are small, and gone when
  * something else wants the cores. */
 #define FED_MOST_TOKENS 512
-/* Half as fine as the number of a layer's experts that are fed is searched. */
+/* Half as fine as the number of a layer's experts that are fed is searched, and where the search
+ * begins. */
 #define FED_STEPS 64
+#define FED_GUESS_STEP 8
 
 /* Of the bound's rounding. */
 #define LEAST_MARGIN 1e-9
@@ -30,6 +32,9 @@
  */
 static bool score(struct sl_search *s, struct sl_candidate *c, double enough)
 {
+    if (sl_cost_least_ns(s, c) * (1 - LEAST_MARGIN) >= enough) {
+        return false;
+    }
     sl_search_place(s, c, s->placement);
     const struct sl_shard_cost *const *const cost = sl_cost_candidate(s, c);
     const struct sl_hop_cost *const hop = &s->hop[c->tier];
@@ -64,22 +69,24 @@ static bool fill_resident(struct sl_search *s, struct sl_candidate *c, int32_t m
         return false;
     }
     const int32_t n_order = sl_search_resident_order(s, c->n_kv_layers);
-    c->n_resident = 0;
-    while (c->n_resident < n_order && c->n_resident < most) {
-        const int32_t i = s->order[c->n_resident];
-        if (i == s->n_shards - 1 && !c->head_on_device && s->split.head == 0) {
-            break;
+    /* A whole head is the last in the order. */
+    const bool no_head = !c->head_on_device && s->split.head == 0 && !s->head_on_host;
+    int32_t fit = no_head ? n_order - 1 : n_order, none = 0;
+    fit = most < fit ? most : fit;
+    while (none < fit) { /* the first `none` do, more than `fit` do not or are not wanted */
+        const int32_t middle = (none + fit + 1) / 2;
+        if (used + s->order_bytes[middle] <= s->budget_bytes) {
+            none = middle;
+        } else {
+            fit = middle - 1;
         }
-        if (used + s->resident_bytes[i] > s->budget_bytes) {
-            break;
-        }
-        used += s->resident_bytes[i];
-        c->n_resident++;
     }
+    c->n_resident = fit;
+    used += s->order_bytes[fit];
     c->n_slots = 0;
     if (s->n_experts > 0 && c->n_resident == n_order) {
-        const uint64_t fit = (s->budget_bytes - used) / s->slot_bytes;
-        c->n_slots = fit < (uint64_t)s->n_experts ? (int32_t)fit : s->n_experts;
+        const uint64_t slots = (s->budget_bytes - used) / s->slot_bytes;
+        c->n_slots = slots < (uint64_t)s->n_experts ? (int32_t)slots : s->n_experts;
     }
     return true;
 }
@@ -341,10 +348,9 @@ static void search_ffn(struct sl_search *s, struct sl_candidate c, const struct 
     }
 }
 
-/* One way to feed a mixture's layers: what fits, and its time. False: it cannot be, or not in less
- * than `enough`. */
-static bool score_fed(struct sl_search *s, struct sl_candidate *c, const struct sl_bounds *b,
-                      int32_t multiple, int32_t n_fed, bool head_streamed, double enough)
+/* One way to feed a mixture's layers: what fits. False: it cannot be. */
+static bool fill_fed(struct sl_search *s, struct sl_candidate *c, const struct sl_bounds *b,
+                     int32_t multiple, int32_t n_fed, bool head_streamed)
 {
     size_t item = (size_t)n_fed * s->slot_bytes;
     item = sl_max_size(item, attention_item_bytes(s, c));
@@ -357,12 +363,28 @@ static bool score_fed(struct sl_search *s, struct sl_candidate *c, const struct 
     if (!fill_resident(s, c, b->most_resident) || ffn_in_prefix(s, c) < s->n_layers) {
         return false;
     }
-    return (!c->head_on_device || head_in_prefix(s, c) != head_streamed) && score(s, c, enough) &&
-           is_unlike(s, c);
+    return !c->head_on_device || head_in_prefix(s, c) != head_streamed;
+}
+
+/* Where to begin: the number for which the counts alone promise most, or the middle. */
+static int32_t guess_fed(struct sl_search *s, struct sl_candidate c, const struct sl_bounds *b,
+                         int32_t multiple, bool head_streamed)
+{
+    const int32_t n = (int32_t)s->model->hp.n_experts;
+    int32_t guess = n / 2;
+    double least = HUGE_VAL;
+    for (int32_t n_fed = FED_GUESS_STEP; n_fed < n; n_fed += FED_GUESS_STEP) {
+        if (fill_fed(s, &c, b, multiple, n_fed, head_streamed)) {
+            const double ns = sl_cost_least_ns(s, &c);
+            guess = ns < least ? n_fed : guess;
+            least = ns < least ? ns : least;
+        }
+    }
+    return guess;
 }
 
 /* How many experts of a layer come through the ring: the more, the longer the copies take and the
- * shorter the CPU; so up or down from the middle by ever smaller steps. */
+ * shorter the CPU; so up or down by ever smaller steps. */
 static void search_fed(struct sl_search *s, struct sl_candidate c, const struct sl_bounds *b,
                        int32_t multiple, bool head_streamed, struct sl_candidate *best, bool *found)
 {
@@ -379,16 +401,19 @@ static void search_fed(struct sl_search *s, struct sl_candidate c, const struct 
     c.share = 0;
     struct sl_candidate at = c, next = c;
     bool have = false;
-    for (int32_t step = n / 2; step > n / FED_STEPS; step /= 2) {
-        const int32_t tries[] = {at.n_fed + step, at.n_fed - step};
-        for (int i = 0; i < 2; i++) {
+    int32_t middle = guess_fed(s, c, b, multiple, head_streamed);
+    int32_t step = s->layers_alike ? FED_GUESS_STEP : n / 4;
+    for (bool first = true; step > n / FED_STEPS; step /= first ? 1 : 2, first = false) {
+        const int32_t tries[] = {first ? middle : middle + step, middle - step};
+        for (int i = 0; i < (first ? 1 : 2); i++) {
             if (tries[i] > 0 && tries[i] < n &&
-                score_fed(s, &next, b, multiple, tries[i], head_streamed,
-                          have ? at.result.pass_ns : HUGE_VAL)) {
+                fill_fed(s, &next, b, multiple, tries[i], head_streamed) &&
+                score(s, &next, have ? at.result.pass_ns : HUGE_VAL) && is_unlike(s, &next)) {
                 at = next;
                 have = true;
             }
         }
+        middle = have ? at.n_fed : middle;
     }
     if (have && (!*found || at.result.pass_ns < best->result.pass_ns)) {
         *best = at;

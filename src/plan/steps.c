@@ -149,7 +149,7 @@ static double later(double a, double b)
     return a > b ? a : b;
 }
 
-static double shared_least_ns(const struct sl_shard_cost *c, const struct sl_hop_cost *hop)
+double sl_steps_shared_least_ns(const struct sl_shard_cost *c, const struct sl_hop_cost *hop)
 {
     return c->others_ns > 0 ? c->route_ns + later(c->own_ns, hop->down_ns + c->others_ns) +
                                   hop->up_ns + c->join_ns
@@ -168,7 +168,7 @@ double sl_steps_least_ns(const uint8_t *placement, const struct sl_shard_cost *c
         chain += device == on_device ? 0 : device ? hop->up_ns : hop->down_ns;
         chain += !device                             ? c->cpu_ns
                  : !sl_place_is_shared(placement[i]) ? c->gpu_ns
-                                                     : shared_least_ns(c, hop);
+                                                     : sl_steps_shared_least_ns(c, hop);
         on_device = device;
     }
     return later(chain, copy);

@@ -93,6 +93,8 @@ struct sl_hop_cost {
         copy_slowdown; /* time of copies while the CPU works beside that alone; below 1: the same */
 };
 
+/* A shared shard takes no less: each side waits for what the other one has for it. */
+double sl_steps_shared_least_ns(const struct sl_shard_cost *cost, const struct sl_hop_cost *hop);
 /* No list of steps with these placements takes less: every engine has its own work to do, and
  * shards follow one another. */
 double sl_steps_least_ns(const uint8_t *placement, const struct sl_shard_cost *const *cost,
