@@ -16,16 +16,17 @@
 #define MAX_VOCAB 300
 #define N_FIRST SL_CUT_KV_BLOCKS
 #define N_CTX (7 * SL_KV_BLOCK)
-#define N_PROMPT 236  /* ends inside the first blocks, */
-#define N_STEPS 40    /* which these tokens leave, */
-#define N_LONG 120    /* far behind them */
+#define N_PROMPT 246  /* ends inside the first blocks, */
+#define N_STEPS 20    /* which these tokens leave, */
+#define N_LONG 100    /* far behind them */
 #define N_LONG_ROWS 9 /* of logits */
-#define N_AGAIN 12    /* after going back into them, and after a shift */
+#define N_AGAIN 8     /* after going back into them, and after a shift */
 #define N_ROWS (N_STEPS + N_LONG_ROWS + 2 * N_AGAIN)
 /* A wrong byte, a missing wait or a position too many gives 0.01 and more. */
 #define MAX_KL 5e-5
-/* Keys on the border of two steps go the other way when the passes before them round otherwise. */
-#define MAX_PACKED_KL 3e-4
+/* Keys on the border of two steps go the other way when the passes before them round otherwise, and
+ * so do choices of experts. */
+#define MAX_ROUNDED_KL 1e-3
 
 struct rows {
     float logits[N_ROWS][MAX_VOCAB];
@@ -133,10 +134,10 @@ static void check(const struct sl_model *model, struct sl_plan_options plan, uin
     ctx = helper_cpu_context(model, alone);
     run(ctx, n_vocab, &wanted);
     sl_context_destroy(&ctx);
-    const bool packed = plan.kv_types.k != SL_TYPE_F16 || plan.kv_types.v != SL_TYPE_F16;
+    const bool rounds = plan.kv_types.k != SL_TYPE_F16 || model->hp.n_experts > 0;
     for (int i = 0; i < N_ROWS; i++) {
         const double kl = helper_mean_kl(wanted.logits[i], got.logits[i], 1, n_vocab);
-        if (!(kl < (packed ? MAX_PACKED_KL : MAX_KL))) {
+        if (!(kl < (rounds ? MAX_ROUNDED_KL : MAX_KL))) {
             fail_msg("row %d of %d, seed %d: KL %g", i, N_ROWS, (int)seed, kl);
         }
     }
@@ -148,8 +149,8 @@ static void test_growing(void **state)
     static const char *const names[] = {"llama_freqs", "gemma3", "qwen3", "qwen3moe", "gpt_oss"};
     for (size_t m = 0; m < sizeof names / sizeof names[0]; m++) {
         struct sl_model *model = helper_open_model(names[m], 0, MAX_VOCAB);
-        for (uint64_t seed = 0; seed < 8; seed++) {
-            const enum sl_type type = sl_kv_type_list[seed < 6 ? 0 : seed - 5];
+        for (uint64_t seed = 0; seed < 6; seed++) {
+            const enum sl_type type = sl_kv_type_list[seed < 4 ? 0 : seed - 3];
             const struct sl_plan_options plan = {.n_ctx = N_CTX,
                                                  .max_ubatch = seed % 4 < 2 ? 16 : 64,
                                                  .max_outputs = 4,
