@@ -23,8 +23,9 @@
 
 #define N_CASES 400
 #define CASES_A_MODEL 8
-#define N_CTX 96
-#define MAX_PROMPT 48
+#define N_CTX 384 /* enough for caches that are cut by blocks */
+#define SHORT_PROMPT 48
+#define MAX_PROMPT 300
 #define N_STEPS 5
 #define MAX_VOCAB 2048
 /* See test_context.c: rounding gives far less, a mistake far more. */
@@ -86,7 +87,7 @@ static enum sluice_status evaluate(struct sl_context *ctx, const struct run *r, 
 
 static void random_run(struct run *r, uint32_t n_vocab)
 {
-    r->n_prompt = 1 + (int32_t)below(MAX_PROMPT);
+    r->n_prompt = 1 + (int32_t)(below(16) ? below(SHORT_PROMPT) : 200 + below(MAX_PROMPT - 200));
     for (int i = 0; i < r->n_prompt; i++) {
         r->prompt[i] = (int32_t)below(n_vocab);
     }
@@ -119,7 +120,11 @@ static struct sl_split random_split(const struct sl_model *model)
         const int32_t n = helper_cut_end(model, (enum sl_shard_kind)k, &unit);
         cut[k] = n > unit && below(3) > 0 ? (int32_t)below((uint32_t)(n / unit)) * unit : 0;
     }
-    return (struct sl_split){.kv_heads = cut[0], .ffn = cut[1], .head = cut[2]};
+    const bool blocks = below(3) == 0;
+    return (struct sl_split){.kv_heads = blocks ? 0 : cut[0],
+                             .kv_blocks = blocks ? SL_CUT_KV_BLOCKS : 0,
+                             .ffn = cut[1],
+                             .head = cut[2]};
 }
 
 static void random_profile(struct sl_profile *p)
@@ -186,7 +191,7 @@ static double reference(const struct sl_model *model, const struct run *r, float
     return fmax(MAX_MEAN_KL, fmax(3 * kl[1], kl[2]));
 }
 
-static int n_right, n_failed, n_refused, n_recovered, n_fed;
+static int n_right, n_failed, n_refused, n_recovered, n_fed, n_by_blocks;
 
 static void assert_right(int number, const float *wanted, const float *got, uint32_t n_vocab,
                          double bound)
@@ -240,6 +245,7 @@ static void one_case(int number, const struct sl_model *model, float *wanted, fl
         for (int32_t t = 0; t < sl_context_plan(ctx)->n_tiers; t++) {
             n_fed += sl_context_plan(ctx)->tiers[t].n_fed > 0;
         }
+        n_by_blocks += sl_context_plan(ctx)->split.kv_blocks > 0;
         status = evaluate(ctx, &r, n_vocab, got, &err);
         for (int turn = 0; status == SLUICE_STATUS_OK && turn < n_turns; turn++) {
             assert_right(number, wanted, got, n_vocab, bound);
@@ -294,8 +300,8 @@ static void test_random(void **state)
     unlink(path);
     free(logits);
     print_message("%d right, %d of them after a failure; %d failures, %d budgets refused; %d tiers "
-                  "fed\n",
-                  n_right, n_recovered, n_failed, n_refused, n_fed);
+                  "fed, %d caches cut by blocks\n",
+                  n_right, n_recovered, n_failed, n_refused, n_fed, n_by_blocks);
     assert_true(n_right > (end - first) / 2);
 }
 
