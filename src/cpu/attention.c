@@ -263,8 +263,9 @@ static void finish_row(const struct work *w, int32_t token, int32_t head, const 
     if (w->op->sinks != NULL) {
         const float sink = w->op->sinks[head];
         const float top = sink > max ? sink : max;
-        factor = expf(max - top);
-        sum = sum * factor + expf(sink - top);
+        const float base = top > -INFINITY ? top : 0.0f; /* the difference would be NaN */
+        factor = expf(max - base);
+        sum = sum * factor + expf(sink - base);
         max = top;
     }
     float *y = w->op->y + row * n;

@@ -195,10 +195,10 @@ static enum sluice_status validate_kv(const struct sl_kv_view *kv, const char *w
              SL_KV_MAX_HEAD_DIM);
     SL_CHECK(kv->table == NULL || kv->table_stride >= 1, INTERNAL, err, "%s: block table of %d",
              what, kv->table_stride);
-    SL_CHECK(kv->n_first >= 0 && kv->n_first <= MAX_DIM && (kv->n_first > 0 || !kv->here) &&
-                 (kv->n_first == 0 || kv->table == NULL),
-             INTERNAL, err, "%s: cache divided at block %d, part %d", what, kv->n_first,
-             (int)kv->here);
+    SL_CHECK(
+        kv->n_first >= 0 && kv->n_first <= MAX_DIM && (unsigned)kv->here <= SL_KV_LATER &&
+            (kv->n_first > 0 || kv->here == SL_KV_ALL) && (kv->n_first == 0 || kv->table == NULL),
+        INTERNAL, err, "%s: cache divided at block %d, part %d", what, kv->n_first, (int)kv->here);
     return SLUICE_STATUS_OK;
 }
 
@@ -332,8 +332,9 @@ enum sluice_status sl_op_validate(const struct sl_op *op, struct sluice_error *e
                  (long long)op->add.n);
         return SLUICE_STATUS_OK;
     case SL_OP_MERGE:
-        SL_CHECK(op->merge.n_heads >= 1 && op->merge.n_heads <= MAX_DIM && op->merge.head_dim >= 4 &&
-                     op->merge.head_dim % 4 == 0 && op->merge.head_dim <= SL_KV_MAX_HEAD_DIM,
+        SL_CHECK(op->merge.n_heads >= 1 && op->merge.n_heads <= MAX_DIM &&
+                     op->merge.head_dim >= 4 && op->merge.head_dim % 4 == 0 &&
+                     op->merge.head_dim <= SL_KV_MAX_HEAD_DIM,
                  INTERNAL, err, "merge: %d heads of %d", op->merge.n_heads, op->merge.head_dim);
         return SLUICE_STATUS_OK;
     case SL_OP_N_KINDS:

@@ -177,10 +177,12 @@ static void attention_row_ref(const struct sl_op_attention *op, int32_t token, i
     for (int32_t p = first; p <= last; p++) {
         max = fmax(max, logit_ref(op, q, seq, p, kv_head));
     }
-    double sum = op->sinks != NULL ? exp((double)op->sinks[head] - max) : 0.0;
+    /* Where there is no logit yet any base will do: the difference of infinities would be NaN. */
+    const double base = max > -INFINITY ? max : 0.0;
+    double sum = op->sinks != NULL ? exp((double)op->sinks[head] - base) : 0.0;
     double out[256] = {0};
     for (int32_t p = first; p <= last; p++) {
-        const double weight = exp(logit_ref(op, q, seq, p, kv_head) - max);
+        const double weight = exp(logit_ref(op, q, seq, p, kv_head) - base);
         float value[256];
         sl_dequantize_row(op->kv.types.v, sl_kv_value(&op->kv, seq, p, kv_head), value, n);
         for (int32_t i = 0; i < n; i++) {
@@ -192,7 +194,7 @@ static void attention_row_ref(const struct sl_op_attention *op, int32_t token, i
         op->y[row * n + i] = first <= last ? (float)(out[i] / sum) : 0.0F;
     }
     if (op->lse != NULL) {
-        op->lse[row] = sum != 0 ? (float)(max + log(sum)) : -INFINITY;
+        op->lse[row] = sum != 0 ? (float)(base + log(sum)) : -INFINITY;
     }
 }
 

@@ -219,6 +219,19 @@ struct attention_case {
     int n_kv_extra; // how much n_kv_max is rounded up
 };
 
+// One sequence without a table.
+static struct sl_kv_view make_view(void *data, struct sl_kv_types types, int n_kv_heads,
+                                   int head_dim)
+{
+    struct sl_kv_view kv;
+    memset(&kv, 0, sizeof kv);
+    kv.data = data;
+    kv.types = types;
+    kv.n_kv_heads = n_kv_heads;
+    kv.head_dim = head_dim;
+    return kv;
+}
+
 // Fill positions 0 .. n-1 of a sequence by the kernel, which must write the reference's bytes.
 static void fill_sequence(const char *name, const struct sl_kv_view *kv, size_t kv_bytes, int seq,
                           int n)
@@ -298,7 +311,7 @@ static void check_heads(int n_tokens, int n_heads, int n_kv_heads, int head_dim,
         op.kv_store.k = ks;
         op.kv_store.v = v.at;
         op.kv_store.pos = pos.at;
-        op.kv_store.kv = {which ? cache_want.at : cache.at, types, n_kv_heads, head_dim, NULL, 0};
+        op.kv_store.kv = make_view(which ? cache_want.at : cache.at, types, n_kv_heads, head_dim);
         ops[which][n_ops++] = op;
     }
     for (int i = 0; i < n_ops; i++) {
@@ -367,7 +380,9 @@ static void check_attention(const struct attention_case *a)
     o->pos = pos.at;
     o->seq = a->n_seqs > 1 ? seq.at : NULL;
     o->sinks = a->sinks ? sinks.at : NULL;
-    o->kv = {cache.at, a->types, a->n_kv_heads, a->head_dim, a->table ? table.at : NULL, n_blocks};
+    o->kv = make_view(cache.at, a->types, a->n_kv_heads, a->head_dim);
+    o->kv.table = a->table ? table.at : NULL;
+    o->kv.table_stride = n_blocks;
     o->n_heads = a->n_heads;
     o->n_kv_max = n_kv + a->n_kv_extra;
     o->window = a->window;

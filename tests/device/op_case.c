@@ -126,6 +126,7 @@ void case_output(struct op_case *c, enum case_output_kind kind, const void *at, 
 static void move_kv(struct sl_kv_view *kv, const char *from, char *to)
 {
     MOVE(kv->data);
+    MOVE(kv->later);
     MOVE(kv->table);
 }
 
@@ -170,6 +171,7 @@ static void move_op(struct sl_op *op, const char *from, char *to)
         MOVE(op->attention.pos);
         MOVE(op->attention.seq);
         MOVE(op->attention.sinks);
+        MOVE(op->attention.lse);
         move_kv(&op->attention.kv, from, to);
         break;
     case SL_OP_ROUTER:
@@ -198,6 +200,12 @@ static void move_op(struct sl_op *op, const char *from, char *to)
     case SL_OP_ADD:
         MOVE(op->add.x);
         MOVE(op->add.y);
+        break;
+    case SL_OP_MERGE:
+        MOVE(op->merge.x);
+        MOVE(op->merge.x_lse);
+        MOVE(op->merge.y);
+        MOVE(op->merge.y_lse);
         break;
     case SL_OP_N_KINDS:
         fail_msg("op of no kind");

@@ -6,7 +6,7 @@
  *   kcheck [--seed N] [--only TEXT] [--cpu LEVEL] [--device cpu|sim|cuda] [--cases N] [--from N]
  *          [--bench] [--threads N] [--json]
  *
- * The first ten cases or so of an op have shapes of real models, the others are random and small:
+ * The first cases of an op have shapes of real models, the others are random and small:
  * --from 16 leaves the large ones out, where the processor is an emulated one.
  *
  * A failure prints the seed, the case and the first wrong element; `--seed` and `--only` with part

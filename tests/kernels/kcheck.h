@@ -67,7 +67,7 @@ struct kc_instance {
 };
 
 /* The op kinds that cases are made of: the first of enum sl_op_kind. */
-#define KC_N_KINDS (SL_OP_ADD + 1)
+#define KC_N_KINDS (SL_OP_MERGE + 1)
 
 /* Random numbers: the same on every machine. */
 struct kc_rng {

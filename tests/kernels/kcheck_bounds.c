@@ -52,8 +52,6 @@ static void norm_bounds(const struct kc_instance *in, char *bounds)
     }
 }
 
-/* The angle is exact to 2^-23 radian after reduction to one turn, sine and cosine to two units,
- * and three roundings follow: twelve units of |a| + |b|. */
 static void add_bounds(const struct kc_instance *in, char *bounds)
 {
     const struct sl_op_add *o = &in->op.add;
@@ -62,6 +60,29 @@ static void add_bounds(const struct kc_instance *in, char *bounds)
     }
 }
 
+/* y = w y + (1 - w) x, w = 1 / (1 + e^d) with d the difference of both sides. An exponential's
+ * argument is off by two units of |d|, the exponential itself by four: so much of the weights moves
+ * the result between x and y. Sum and quotient, which both share, a product and a sum for each, and
+ * the last product are roundings of the result: six units with room. */
+static void merge_bounds(const struct kc_instance *in, char *bounds)
+{
+    const struct sl_op_merge *o = &in->op.merge;
+    for (int64_t row = 0; row < (int64_t)in->op.n_tokens * o->n_heads; row++) {
+        const double a = (double)o->y_lse[row], b = (double)o->x_lse[row], max = fmax(a, b);
+        const bool seen = max > -INFINITY, both = fmin(a, b) > -INFINITY;
+        const double wy = seen ? exp(a - max) / (exp(a - max) + exp(b - max)) : 0.0;
+        const double wx = seen ? exp(b - max) / (exp(a - max) + exp(b - max)) : 0.0;
+        const double moved = both ? wy * wx * (2.0 * fabs(a - b) + 8.0) * ULP : 0.0;
+        for (int64_t i = row * o->head_dim; i < (row + 1) * o->head_dim; i++) {
+            const double x = (double)o->x[i], y = (double)o->y[i];
+            kc_set_bound(in, bounds, &o->y[i],
+                         moved * fabs(x - y) + 6.0 * ULP * (wy * fabs(y) + wx * fabs(x)));
+        }
+    }
+}
+
+/* The angle is exact to 2^-23 radian after reduction to one turn, sine and cosine to two units,
+ * and three roundings follow: twelve units of |a| + |b|. */
 static void rope_bounds(const struct kc_instance *in, char *bounds)
 {
     const struct sl_op_rope *o = &in->op.rope;
@@ -247,7 +268,12 @@ static void linear_bounds(const struct kc_instance *in, const struct kc_precisio
 
 /* y is a mean of values with weights e^s. An error d of every logit changes weights by the factor
  * e^d at most, so y by 2 d times the largest value. Logits are off by the roundings of a product of
- * head_dim terms; weights by those of the exponential (some units) and of their sum. */
+ * head_dim terms; weights by those of the exponential (some units) and of their sum.
+ *
+ * lse is off by d and by what the sum of weights is off. Then come roundings of its own size, which
+ * a large logit, sink or number of positions makes: of the sink or logit in units of log2, of
+ * the logarithm, of adding it, and back. A soft-cap's result is off by units of the cap. Where a
+ * row sees nothing it is -infinity to the bit. */
 static void attention_row_bounds(const struct kc_instance *in, const struct kc_precision *p,
                                  int32_t token, int32_t head, char *bounds)
 {
@@ -256,8 +282,12 @@ static void attention_row_bounds(const struct kc_instance *in, const struct kc_p
     const int64_t row = (int64_t)token * o->n_heads + head;
     const int32_t kv_head = head / (o->n_heads / o->kv.n_kv_heads);
     const int32_t seq = o->seq != NULL ? o->seq[token] : 0;
-    const int32_t last = o->pos[token];
-    const int32_t first = o->window > 0 && last >= o->window ? last - o->window + 1 : 0;
+    const int32_t here_begin = sl_kv_here_begin(&o->kv), here_end = sl_kv_here_end(&o->kv);
+    const int32_t token_pos = o->pos[token];
+    const int32_t in_window =
+        o->window > 0 && token_pos >= o->window ? token_pos - o->window + 1 : 0;
+    const int32_t first = in_window > here_begin ? in_window : here_begin;
+    const int32_t last = token_pos < here_end ? token_pos : here_end - 1;
     float q[SL_KV_MAX_HEAD_DIM];
     memcpy(q, &o->q[row * n], sizeof(float) * (size_t)n);
     if (sl_kv_turns_keys(o->kv.types)) {
@@ -276,10 +306,19 @@ static void attention_row_bounds(const struct kc_instance *in, const struct kc_p
         top_logit = fmax(top_logit, logit * (double)o->scale);
     }
     const double logit_error = top_logit * (2.0 * p->input + kc_sum_error(n));
-    const double weight_error = p->input + 16.0 * ULP + kc_sum_error(last - first + 1);
+    const double n_seen = last >= first ? last - first + 1 : 0;
+    const double weight_error = p->input + 16.0 * ULP + kc_sum_error(n_seen);
     const double relative = fmin(2.0, 2.0 * (logit_error + weight_error));
     for (int32_t i = 0; i < n; i++) {
         kc_set_bound(in, bounds, &o->y[row * n + i], relative * top_value);
+    }
+    if (o->lse != NULL && (n_seen > 0 || o->sinks != NULL)) {
+        const double cap = (double)o->softcap;
+        const double logit = cap > 0.0 ? fmin(top_logit, cap) : top_logit;
+        const double sink = o->sinks != NULL ? fabs((double)o->sinks[head]) : 0.0;
+        const double size = fmax(logit, sink) + log(n_seen + 1.0);
+        kc_set_bound(in, bounds, &o->lse[row],
+                     logit_error + weight_error + 8.0 * ULP * (size + cap));
     }
 }
 
@@ -305,6 +344,9 @@ void kc_bounds(const struct kc_instance *in, const struct kc_precision *precisio
         break;
     case SL_OP_ADD:
         add_bounds(in, bounds);
+        break;
+    case SL_OP_MERGE:
+        merge_bounds(in, bounds);
         break;
     case SL_OP_EXPERTS:
         kc_experts_bounds(in, precision, bounds);

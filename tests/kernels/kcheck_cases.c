@@ -76,6 +76,13 @@ static void make_add(struct kc_case *c, struct kc_rng *rng)
     c->op.add.n = PICK(rng, 1, 7, 64, 576, 2048, 4097);
 }
 
+static void make_merge(struct kc_case *c, struct kc_rng *rng)
+{
+    c->op.n_tokens = PICK(rng, 1, 1, 2, 5, 17, 40);
+    c->op.merge.n_heads = PICK(rng, 1, 3, 8, 14);
+    c->op.merge.head_dim = PICK(rng, 4, 32, 64, 80, 128, 256);
+}
+
 static void make_kv(struct kc_case *c, struct sl_kv_view *kv, struct kc_rng *rng)
 {
     kv->types.k = (enum sl_type)PICK(rng, SL_TYPE_F16, SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0);
@@ -87,12 +94,26 @@ static void make_kv(struct kc_case *c, struct sl_kv_view *kv, struct kc_rng *rng
     kv->table = c->n_sequences > 1 || coin(rng) ? KC_PRESENT : NULL;
 }
 
+/* A third of the caches of one sequence is divided, behind any block: both sides may be empty, and
+ * so may be what a token sees of its side. After the number of tokens and their past. */
+static void divide_kv(const struct kc_case *c, struct sl_kv_view *kv, struct kc_rng *rng)
+{
+    if (c->n_sequences > 1 || kc_rng_below(rng, 3) > 0) {
+        return;
+    }
+    const int n_blocks = (c->n_past + c->op.n_tokens - 1) / SL_KV_BLOCK + 1;
+    kv->table = NULL;
+    kv->n_first = 1 + kc_rng_below(rng, n_blocks + 1);
+    kv->here = (enum sl_kv_here)PICK(rng, SL_KV_ALL, SL_KV_FIRST, SL_KV_LATER);
+}
+
 static void make_kv_store(struct kc_case *c, struct kc_rng *rng)
 {
     struct sl_op_kv_store *o = &c->op.kv_store;
     make_kv(c, &o->kv, rng);
     c->op.n_tokens = PICK(rng, 1, 1, 2, 5, 63, 70);
     c->n_past = kc_rng_below(rng, 150);
+    divide_kv(c, &o->kv, rng);
     o->seq = c->n_sequences > 1 || coin(rng) ? KC_PRESENT : NULL;
 }
 
@@ -110,6 +131,8 @@ static void make_attention(struct kc_case *c, struct kc_rng *rng)
     o->window = coin(rng) ? 0 : PICK(rng, 1, 7, 64, 100, 256);
     o->softcap = coin(rng) ? 0.0f : 30.0f;
     o->sinks = kc_rng_below(rng, 3) == 0 ? KC_PRESENT : NULL;
+    o->lse = coin(rng) ? KC_PRESENT : NULL;
+    divide_kv(c, &o->kv, rng);
 }
 
 static const int linear_types[] = {
@@ -151,22 +174,33 @@ static void make_linear(struct kc_case *c, struct kc_rng *rng, int index)
     o->accumulate = o->n_parts == 1 && coin(rng);
 }
 
-/* Attention shapes of real models: heads, KV heads, head size, tokens, past. */
+/* Attention shapes of real models: heads, KV heads, head size, tokens, past; then how the cache is
+ * divided. */
 static const struct {
     int n_heads, n_kv_heads, head_dim, n_tokens, n_past, window;
     float softcap;
     bool sinks;
+    int n_first;
+    enum sl_kv_here here;
 } attention_fixed[] = {
-    {32, 8, 128, 1, 0, 0, 0.0f, false},    /* very first token */
-    {32, 8, 128, 1, 1023, 0, 0.0f, false}, /* decode, whole blocks */
-    {14, 2, 64, 1, 1000, 0, 0.0f, false},  /* seven query heads a KV head */
-    {9, 3, 64, 1, 500, 0, 0.0f, false},    /* three */
-    {4, 1, 256, 1, 600, 512, 0.0f, false}, /* window, large heads */
-    {8, 4, 256, 40, 30, 0, 50.0f, false},  /* soft-cap */
-    {64, 8, 64, 2, 300, 128, 0.0f, true},  /* sinks and window */
-    {32, 8, 128, 130, 0, 0, 0.0f, false},  /* prefill */
-    {16, 16, 96, 16, 200, 0, 0.0f, false}, /* last size that is cut into ranges */
-    {1, 1, 32, 1, 9000, 0, 0.0f, false},   /* more blocks than ranges */
+    {32, 8, 128, 1, 0, 0, 0.0f, false, 0, SL_KV_ALL},    /* very first token */
+    {32, 8, 128, 1, 1023, 0, 0.0f, false, 0, SL_KV_ALL}, /* decode, whole blocks */
+    {14, 2, 64, 1, 1000, 0, 0.0f, false, 0, SL_KV_ALL},  /* seven query heads a KV head */
+    {9, 3, 64, 1, 500, 0, 0.0f, false, 0, SL_KV_ALL},    /* three */
+    {4, 1, 256, 1, 600, 512, 0.0f, false, 0, SL_KV_ALL}, /* window, large heads */
+    {8, 4, 256, 40, 30, 0, 50.0f, false, 0, SL_KV_ALL},  /* soft-cap */
+    {64, 8, 64, 2, 300, 128, 0.0f, true, 0, SL_KV_ALL},  /* sinks and window */
+    {32, 8, 128, 130, 0, 0, 0.0f, false, 0, SL_KV_ALL},  /* prefill */
+    {16, 16, 96, 16, 200, 0, 0.0f, false, 0, SL_KV_ALL}, /* last size that is cut into ranges */
+    {1, 1, 32, 1, 9000, 0, 0.0f, false, 0, SL_KV_ALL},   /* more blocks than ranges */
+    {32, 8, 128, 1, 1023, 0, 0.0f, false, 11, SL_KV_FIRST},
+    {32, 8, 128, 1, 1023, 0, 0.0f, false, 11, SL_KV_LATER},
+    {14, 2, 64, 3, 1000, 0, 0.0f, false, 5, SL_KV_ALL},
+    {64, 8, 64, 2, 300, 128, 0.0f, true, 2, SL_KV_FIRST},  /* the window is past it */
+    {8, 4, 256, 40, 30, 0, 50.0f, false, 1, SL_KV_LATER},  /* half of the rows see nothing */
+    {8, 2, 128, 130, 61, 20, 0.0f, true, 1, SL_KV_LATER},  /* the same with sinks, few to see */
+    {8, 2, 128, 130, 61, 20, 0.0f, false, 1, SL_KV_FIRST}, /* the later rows see nothing */
+    {8, 2, 128, 130, 61, 0, 0.0f, false, 2, SL_KV_ALL},
 };
 
 static void fix_attention(struct kc_case *c, int index)
@@ -176,10 +210,13 @@ static void fix_attention(struct kc_case *c, int index)
     o->kv.n_kv_heads = attention_fixed[index].n_kv_heads;
     o->kv.head_dim = attention_fixed[index].head_dim;
     o->kv.types = (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16};
-    o->kv.table = KC_PRESENT;
     o->window = attention_fixed[index].window;
     o->softcap = attention_fixed[index].softcap;
     o->sinks = attention_fixed[index].sinks ? KC_PRESENT : NULL;
+    o->kv.n_first = attention_fixed[index].n_first;
+    o->kv.here = attention_fixed[index].here;
+    o->kv.table = o->kv.n_first > 0 ? NULL : KC_PRESENT;
+    o->lse = o->kv.n_first > 0 ? KC_PRESENT : NULL;
     o->seq = NULL;
     c->n_sequences = 1;
     c->n_past = attention_fixed[index].n_past;
@@ -226,6 +263,9 @@ void kc_case_make(struct kc_case *c, enum sl_op_kind kind, int index, uint64_t s
         break;
     case SL_OP_ADD:
         make_add(c, &rng);
+        break;
+    case SL_OP_MERGE:
+        make_merge(c, &rng);
         break;
     default:
         break;
@@ -337,12 +377,23 @@ static int describe_linear(const struct sl_op_linear *o, char *out, size_t bytes
     return n;
 }
 
+static const char *describe_kv(const struct sl_kv_view *kv, char *out, size_t bytes)
+{
+    static const char *const here[] = {"all", "the first", "the later"};
+    if (kv->n_first == 0) {
+        return kv->table != NULL ? " paged" : "";
+    }
+    snprintf(out, bytes, " divided at %d, %s", kv->n_first, here[kv->here]);
+    return out;
+}
+
 void kc_case_describe(const struct kc_case *c, char *out, size_t bytes)
 {
     const struct sl_op *op = &c->op;
     int n = snprintf(out, bytes, "%s", sl_op_kind_name(op->kind));
     char *rest = out + n;
     const size_t left = bytes - (size_t)n;
+    char kv[48];
     switch (op->kind) {
     case SL_OP_NORM:
         n += snprintf(rest, left, " n %d rows %d%s%s%s", op->norm.n, op->norm.rows_per_token,
@@ -360,16 +411,16 @@ void kc_case_describe(const struct kc_case *c, char *out, size_t bytes)
         n += snprintf(rest, left, " %s/%s heads %d of %d%s past %d sequences %d",
                       sl_type_name(op->kv_store.kv.types.k), sl_type_name(op->kv_store.kv.types.v),
                       op->kv_store.kv.n_kv_heads, op->kv_store.kv.head_dim,
-                      op->kv_store.kv.table != NULL ? " paged" : "", c->n_past, c->n_sequences);
+                      describe_kv(&op->kv_store.kv, kv, sizeof(kv)), c->n_past, c->n_sequences);
         break;
     case SL_OP_ATTENTION:
         n += snprintf(
-            rest, left, " %s/%s heads %d/%d of %d%s past %d window %d cap %g%s sequences %d",
+            rest, left, " %s/%s heads %d/%d of %d%s past %d window %d cap %g%s%s sequences %d",
             sl_type_name(op->attention.kv.types.k), sl_type_name(op->attention.kv.types.v),
             op->attention.n_heads, op->attention.kv.n_kv_heads, op->attention.kv.head_dim,
-            op->attention.kv.table != NULL ? " paged" : "", c->n_past, op->attention.window,
+            describe_kv(&op->attention.kv, kv, sizeof(kv)), c->n_past, op->attention.window,
             (double)op->attention.softcap, op->attention.sinks != NULL ? " sinks" : "",
-            c->n_sequences);
+            op->attention.lse != NULL ? " lse" : "", c->n_sequences);
         break;
     case SL_OP_ROUTER:
     case SL_OP_EXPERTS:
@@ -381,6 +432,9 @@ void kc_case_describe(const struct kc_case *c, char *out, size_t bytes)
         break;
     case SL_OP_ADD:
         n += snprintf(rest, left, " %lld", (long long)op->add.n);
+        break;
+    case SL_OP_MERGE:
+        n += snprintf(rest, left, " heads %d of %d", op->merge.n_heads, op->merge.head_dim);
         break;
     default:
         break;

@@ -7,6 +7,7 @@
  * Laying out happens twice by the same code: once with no memory, to learn the size, and once to
  * place and fill.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -232,6 +233,30 @@ static void place_positions(struct kc_layout *l, struct sl_op *op, const int32_t
     *seq = s;
 }
 
+/* n_blocks blocks with every bit set: NaN as an F16 and as a scale. What no token may see must not
+ * matter. */
+static void *place_blocks(struct kc_layout *l, const struct sl_kv_view *kv, int32_t n_blocks,
+                          enum kc_role role)
+{
+    const size_t bytes =
+        (size_t)n_blocks * sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim);
+    void *blocks = kc_place(l, role, bytes);
+    if (blocks != NULL) {
+        memset(blocks, 0xff, bytes);
+    }
+    return blocks;
+}
+
+/* Both sides of a divided cache, but nothing where the side is not here. Of the later blocks there
+ * is one at least. */
+static void place_divided(struct kc_layout *l, struct sl_kv_view *kv, int32_t n_blocks,
+                          enum kc_role role)
+{
+    const int32_t n_later = n_blocks > kv->n_first ? n_blocks - kv->n_first : 1;
+    kv->data = kv->here != SL_KV_LATER ? place_blocks(l, kv, kv->n_first, role) : NULL;
+    kv->later = kv->here != SL_KV_FIRST ? place_blocks(l, kv, n_later, role) : NULL;
+}
+
 /* Blocks of all sequences in shuffled physical order. */
 static void place_cache(struct kc_layout *l, struct sl_kv_view *kv, int32_t max_pos,
                         enum kc_role role)
@@ -239,8 +264,10 @@ static void place_cache(struct kc_layout *l, struct sl_kv_view *kv, int32_t max_
     const int32_t n_sequences = l->in->c.n_sequences;
     const int32_t per_sequence = max_pos / SL_KV_BLOCK + 1;
     const int32_t n_blocks = per_sequence * n_sequences;
-    const size_t bytes =
-        (size_t)n_blocks * sl_kv_block_bytes(kv->types, kv->n_kv_heads, kv->head_dim);
+    if (kv->n_first > 0) {
+        place_divided(l, kv, n_blocks, role);
+        return;
+    }
     kv->table_stride = per_sequence;
     if (kv->table != NULL) {
         int32_t *table = kc_place(l, KC_INPUT, sizeof(int32_t) * (size_t)n_blocks);
@@ -251,11 +278,7 @@ static void place_cache(struct kc_layout *l, struct sl_kv_view *kv, int32_t max_
         }
         kv->table = table;
     }
-    kv->data = kc_place(l, role, bytes);
-    if (kv->data != NULL) {
-        /* Every bit set: NaN as an F16 and as a scale. What no token may see must not matter. */
-        memset(kv->data, 0xff, bytes);
-    }
+    kv->data = place_blocks(l, kv, n_blocks, role);
 }
 
 static void place_kv_store(struct kc_layout *l, struct sl_op *op)
@@ -272,7 +295,7 @@ static void place_kv_store(struct kc_layout *l, struct sl_op *op)
 static bool visible(const struct sl_op *op, int32_t seq, int32_t pos)
 {
     const struct sl_op_attention *o = &op->attention;
-    for (int32_t t = 0; t < op->n_tokens; t++) {
+    for (int32_t t = 0; t < op->n_tokens && sl_kv_is_here(&o->kv, pos); t++) {
         if ((o->seq != NULL ? o->seq[t] : 0) == seq && pos <= o->pos[t] &&
             (o->window == 0 || pos > o->pos[t] - o->window)) {
             return true;
@@ -290,10 +313,11 @@ static void place_attention(struct kc_layout *l, struct sl_op *op)
     o->q = kc_floats(l, KC_INPUT, n, o->kv.head_dim);
     o->y = kc_floats(l, KC_OUTPUT, n, o->kv.head_dim);
     o->sinks = o->sinks != NULL ? kc_plain_floats(l, o->n_heads, 3.0f, 0.0f) : NULL;
+    o->lse = o->lse != NULL ? kc_floats(l, KC_OUTPUT, n / o->kv.head_dim, o->n_heads) : NULL;
     place_positions(l, op, &o->pos, &o->seq, &max_pos);
     o->n_kv_max = max_pos + 1;
     place_cache(l, &o->kv, max_pos, KC_INPUT);
-    for (int32_t s = 0; o->kv.data != NULL && s < c->n_sequences; s++) {
+    for (int32_t s = 0; l->in->base != NULL && s < c->n_sequences; s++) {
         for (int32_t p = 0; p <= max_pos; p++) {
             for (int32_t h = 0; visible(op, s, p) && h < o->kv.n_kv_heads; h++) {
                 fill_row(&l->rng, c->fill, o->kv.types.k, sl_kv_key(&o->kv, s, p, h),
@@ -303,6 +327,43 @@ static void place_attention(struct kc_layout *l, struct sl_op *op)
             }
         }
     }
+}
+
+/* Logarithms of sums as they meet: about equal, far apart, large, and of rows that have seen
+ * nothing on one side or both. */
+static float lse_value(struct kc_rng *rng, float near)
+{
+    switch (kc_rng_below(rng, 8)) {
+    case 0:
+        return -INFINITY;
+    case 1:
+        return kc_rng_float(rng) * 60.0f;
+    case 2:
+        return kc_rng_float(rng) * 1e4f;
+    case 3:
+        return near;
+    default:
+        return near + kc_rng_float(rng) * 2.0f;
+    }
+}
+
+static void place_merge(struct kc_layout *l, struct sl_op *op)
+{
+    struct sl_op_merge *o = &op->merge;
+    const int64_t n_rows = (int64_t)op->n_tokens * o->n_heads;
+    float *lse[2];
+    o->x = kc_floats(l, KC_INPUT, n_rows * o->head_dim, o->head_dim);
+    o->y = kc_floats(l, KC_OUTPUT, n_rows * o->head_dim, o->head_dim);
+    for (int side = 0; side < 2; side++) {
+        lse[side] = kc_place(l, KC_INPUT, sizeof(float) * (size_t)n_rows);
+    }
+    for (int64_t row = 0; lse[0] != NULL && row < n_rows; row++) {
+        const float near = kc_rng_float(&l->rng) * 10.0f;
+        lse[0][row] = lse_value(&l->rng, near);
+        lse[1][row] = lse_value(&l->rng, near);
+    }
+    o->x_lse = lse[0];
+    o->y_lse = lse[1];
 }
 
 static void lay_out(struct kc_layout *l, struct sl_op *op)
@@ -336,6 +397,9 @@ static void lay_out(struct kc_layout *l, struct sl_op *op)
     case SL_OP_ADD:
         op->add.x = kc_floats(l, KC_INPUT, op->n_tokens * op->add.n, op->add.n);
         op->add.y = kc_floats(l, KC_OUTPUT, op->n_tokens * op->add.n, op->add.n);
+        break;
+    case SL_OP_MERGE:
+        place_merge(l, op);
         break;
     default:
         break;
@@ -433,6 +497,7 @@ struct sl_op kc_op_moved(const struct sl_op *op, const char *from, char *to)
         MOVE(m.kv_store.pos);
         MOVE(m.kv_store.seq);
         MOVE(m.kv_store.kv.data);
+        MOVE(m.kv_store.kv.later);
         MOVE(m.kv_store.kv.table);
         break;
     case SL_OP_ATTENTION:
@@ -441,7 +506,9 @@ struct sl_op kc_op_moved(const struct sl_op *op, const char *from, char *to)
         MOVE(m.attention.pos);
         MOVE(m.attention.seq);
         MOVE(m.attention.sinks);
+        MOVE(m.attention.lse);
         MOVE(m.attention.kv.data);
+        MOVE(m.attention.kv.later);
         MOVE(m.attention.kv.table);
         break;
     case SL_OP_ROUTER:
@@ -470,6 +537,12 @@ struct sl_op kc_op_moved(const struct sl_op *op, const char *from, char *to)
     case SL_OP_ADD:
         MOVE(m.add.x);
         MOVE(m.add.y);
+        break;
+    case SL_OP_MERGE:
+        MOVE(m.merge.x);
+        MOVE(m.merge.x_lse);
+        MOVE(m.merge.y);
+        MOVE(m.merge.y_lse);
         break;
     default:
         break;

@@ -241,6 +241,8 @@ void kc_case_work(const struct kc_instance *in, double *bytes, double *flops)
         experts_work(&op->experts, op->n_tokens, bytes, flops);
     } else if (op->kind == SL_OP_ADD) {
         *bytes = 12.0 * n_tokens * (double)op->add.n;
+    } else if (op->kind == SL_OP_MERGE) {
+        *bytes = n_tokens * op->merge.n_heads * (12.0 * op->merge.head_dim + 8.0);
     } else if (op->kind == SL_OP_NORM) {
         *bytes = 8.0 * n_tokens * op->norm.rows_per_token * op->norm.n;
     } else if (op->kind == SL_OP_ROPE) {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What is known of operators from their shapes: valid ones pass, each wrong field is refused by
- * name, and sizes are what op.h promises.
+ * name, and sizes are what op.h promises. And the reference of caches that are divided, against
+ * numbers worked out by hand.
  */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "op/kv.h"
 #include "op/op.h"
@@ -51,10 +53,26 @@ static struct sl_op kv_store_op(void)
         .kv_store.kv = {.types = {SL_TYPE_Q8_0, SL_TYPE_Q8_0}, .n_kv_heads = 2, .head_dim = 96}};
 }
 
+/* Of a cache without table whose first three blocks lie apart. */
+static struct sl_op divided_op(void)
+{
+    struct sl_op op = attention_op();
+    op.attention.kv.n_first = 3;
+    op.attention.kv.here = SL_KV_LATER;
+    return op;
+}
+
+static struct sl_op merge_op(void)
+{
+    return (struct sl_op){
+        .kind = SL_OP_MERGE, .n_tokens = 3, .merge = {.n_heads = 7, .head_dim = 4}};
+}
+
 static void test_valid(void **state)
 {
     (void)state;
-    struct sl_op ops[] = {norm_op(), linear_op(), rope_op(), attention_op(), kv_store_op()};
+    struct sl_op ops[] = {norm_op(),     linear_op(),  rope_op(), attention_op(),
+                          kv_store_op(), divided_op(), merge_op()};
     struct sluice_error err = {0};
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
         assert_ok(sl_op_validate(&ops[i], &err), err);
@@ -104,6 +122,16 @@ static void test_refused(void **state)
     REFUSES(attention_op, attention.window = -1, "window -1");
     REFUSES(attention_op, attention.softcap = INFINITY, "soft-cap inf");
     REFUSES(kv_store_op, kv_store.kv.types.k = SL_TYPE_F32, "F32");
+    REFUSES(kv_store_op, kv_store.kv.n_first = -1, "block -1");
+    REFUSES(kv_store_op, kv_store.kv.here = SL_KV_FIRST, "block 0, part 1");
+    REFUSES(divided_op, attention.kv.n_first = 1 << 25, "block 33554432");
+    REFUSES(divided_op, attention.kv.here = (enum sl_kv_here)3, "part 3");
+    REFUSES(divided_op, attention.kv.table = (const int32_t[1]){0};
+            op.attention.kv.table_stride = 1, "divided at block 3");
+    REFUSES(merge_op, merge.n_heads = 0, "0 heads");
+    REFUSES(merge_op, merge.head_dim = 0, "of 0");
+    REFUSES(merge_op, merge.head_dim = 6, "of 6");
+    REFUSES(merge_op, merge.head_dim = 260, "of 260");
     struct sl_op unknown = {.kind = SL_OP_N_KINDS, .n_tokens = 1};
     struct sluice_error err = {0};
     assert_status(sl_op_validate(&unknown, &err), INTERNAL);
@@ -162,6 +190,27 @@ static void test_kv_addresses(void **state)
     kv.table_stride = 2;
     assert_int_equal((char *)sl_kv_key(&kv, 0, 63, 0) - base, 4 * block + 63 * row);
     assert_int_equal((char *)sl_kv_key(&kv, 1, 127, 1) - base, 7 * block + (64 + 63) * row);
+    char *const later = (char *)0x90000000;
+    kv.table = NULL;
+    kv.n_first = 2;
+    kv.later = later;
+    assert_int_equal((char *)sl_kv_key(&kv, 0, 127, 1) - base, block + (64 + 63) * row);
+    assert_int_equal((char *)sl_kv_key(&kv, 0, 128, 0) - later, 0);
+    assert_int_equal((char *)sl_kv_value(&kv, 0, 192 + 5, 1) - later,
+                     block + 3 * 64 * row + (64 + 5) * value_row);
+}
+
+static void test_kv_here(void **state)
+{
+    (void)state;
+    struct sl_kv_view kv = {.n_first = 0};
+    assert_true(sl_kv_is_here(&kv, 0) && sl_kv_is_here(&kv, INT32_MAX - 1));
+    kv.n_first = 2;
+    assert_true(sl_kv_is_here(&kv, 0) && sl_kv_is_here(&kv, 128));
+    kv.here = SL_KV_FIRST;
+    assert_true(sl_kv_is_here(&kv, 0) && sl_kv_is_here(&kv, 127) && !sl_kv_is_here(&kv, 128));
+    kv.here = SL_KV_LATER;
+    assert_true(!sl_kv_is_here(&kv, 0) && !sl_kv_is_here(&kv, 127) && sl_kv_is_here(&kv, 128));
 }
 
 /* Turning is a product with the matrix of signs (-1)^(bits that both indices have), over the root
@@ -188,6 +237,201 @@ static void test_kv_turn(void **state)
     }
     assert_true(sl_kv_turns_keys((struct sl_kv_types){SL_TYPE_Q4_0, SL_TYPE_F16}));
     assert_false(sl_kv_turns_keys((struct sl_kv_types){SL_TYPE_Q8_0, SL_TYPE_Q4_0}));
+}
+
+/* ---- caches that are divided, by the reference ---- */
+
+enum { DIM = 32, N_HEADS = 2, N_BLOCKS = 4, N_POSITIONS = N_BLOCKS * SL_KV_BLOCK };
+
+/* A cache of one head, which the reference takes in floats too: both sides, apart. */
+struct divided {
+    struct sl_kv_view kv;
+    float first[N_BLOCKS][2][SL_KV_BLOCK][DIM]; /* of each block keys and values */
+    float later[N_BLOCKS][2][SL_KV_BLOCK][DIM];
+};
+
+static void divided_init(struct divided *d, int32_t n_first)
+{
+    memset(d, 0, sizeof(*d));
+    d->kv = (struct sl_kv_view){.data = d->first,
+                                .types = {SL_TYPE_F32, SL_TYPE_F32},
+                                .n_kv_heads = 1,
+                                .head_dim = DIM,
+                                .n_first = n_first,
+                                .later = d->later};
+}
+
+/* The same with what is not here out of reach. */
+static struct sl_kv_view part_of(const struct divided *d, enum sl_kv_here here)
+{
+    struct sl_kv_view kv = d->kv;
+    kv.here = here;
+    kv.data = here == SL_KV_LATER ? NULL : kv.data;
+    kv.later = here == SL_KV_FIRST ? NULL : kv.later;
+    return kv;
+}
+
+static void test_divided_store(void **state)
+{
+    (void)state;
+    struct divided d;
+    divided_init(&d, 2);
+    const int32_t pos[] = {127, 128, 5, 255};
+    float k[4][DIM], v[4][DIM];
+    for (int i = 0; i < 4 * DIM; i++) {
+        k[i / DIM][i % DIM] = (float)(1 + i / DIM);
+        v[i / DIM][i % DIM] = (float)(-1 - i / DIM);
+    }
+    struct sl_op op = {.kind = SL_OP_KV_STORE, .n_tokens = 4};
+    op.kv_store =
+        (struct sl_op_kv_store){.k = k[0], .v = v[0], .pos = pos, .kv = part_of(&d, SL_KV_LATER)};
+    sl_op_run_ref(&op);
+    assert_float_equal(d.later[0][0][0][0], 2.0f, 0.0f);
+    assert_float_equal(d.later[0][1][0][DIM - 1], -2.0f, 0.0f);
+    assert_float_equal(d.later[1][0][63][7], 4.0f, 0.0f);
+    assert_float_equal(d.first[1][0][63][0], 0.0f, 0.0f);
+    op.kv_store.kv = part_of(&d, SL_KV_FIRST);
+    sl_op_run_ref(&op);
+    assert_float_equal(d.first[1][0][63][0], 1.0f, 0.0f);
+    assert_float_equal(d.first[0][1][5][3], -3.0f, 0.0f);
+    assert_float_equal(d.first[0][0][0][0], 0.0f, 0.0f);
+}
+
+/* All logits are the same, and a value says its position: what comes out is the mean of the
+ * positions that are seen, and lse the logit plus the logarithm of their number. */
+static void test_divided_attention(void **state)
+{
+    (void)state;
+    static const struct {
+        enum sl_kv_here here;
+        int32_t pos, window, first, last; /* seen: first .. last */
+        float softcap;
+        bool sink;
+    } cases[] = {
+        {SL_KV_ALL, 200, 0, 0, 200, 0.0f, false},      {SL_KV_FIRST, 200, 0, 0, 127, 0.0f, false},
+        {SL_KV_LATER, 200, 0, 128, 200, 0.0f, false},  {SL_KV_FIRST, 60, 0, 0, 60, 0.0f, true},
+        {SL_KV_LATER, 127, 0, 0, -1, 0.0f, false},     {SL_KV_LATER, 127, 0, 0, -1, 0.0f, true},
+        {SL_KV_LATER, 128, 0, 128, 128, 3.0f, false},  {SL_KV_FIRST, 150, 30, 121, 127, 3.0f, true},
+        {SL_KV_FIRST, 150, 23, 0, -1, 0.0f, false}, /* the window begins at 128 */
+        {SL_KV_LATER, 150, 30, 128, 150, 0.0f, false},
+    };
+    const double logit = 2.5, sink = 1.25;
+    struct divided d;
+    divided_init(&d, 2);
+    for (int32_t p = 0; p < N_POSITIONS; p++) {
+        for (int i = 0; i < DIM; i++) {
+            ((float *)sl_kv_key(&d.kv, 0, p, 0))[i] = 1.0f;
+            ((float *)sl_kv_value(&d.kv, 0, p, 0))[i] = (float)p;
+        }
+    }
+    float q[N_HEADS][DIM], y[N_HEADS][DIM], lse[N_HEADS];
+    const float sinks[N_HEADS] = {-INFINITY, (float)sink}; /* head 0 has none */
+    for (int i = 0; i < N_HEADS * DIM; i++) {
+        q[i / DIM][i % DIM] = 1.0f;
+    }
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        struct sl_op op = {.kind = SL_OP_ATTENTION, .n_tokens = 1};
+        op.attention = (struct sl_op_attention){.q = q[0],
+                                                .y = y[0],
+                                                .pos = &cases[c].pos,
+                                                .sinks = cases[c].sink ? sinks : NULL,
+                                                .lse = lse,
+                                                .kv = part_of(&d, cases[c].here),
+                                                .n_heads = N_HEADS,
+                                                .n_kv_max = cases[c].pos + 1,
+                                                .window = cases[c].window,
+                                                .scale = (float)(logit / DIM),
+                                                .softcap = cases[c].softcap};
+        sl_op_run_ref(&op);
+        const int32_t n = cases[c].last - cases[c].first + 1;
+        const double cap = (double)cases[c].softcap;
+        const double each = exp(cap > 0.0 ? cap * tanh(logit / cap) : logit);
+        for (int h = 0; h < N_HEADS; h++) {
+            const double sum = n * each + (cases[c].sink ? exp((double)sinks[h]) : 0.0);
+            const double mean =
+                n > 0 ? n * each * (cases[c].first + cases[c].last) / 2.0 / sum : 0.0;
+            assert_float_equal(y[h][0], mean, 1e-4);
+            assert_float_equal(y[h][DIM - 1], mean, 1e-4);
+            if (sum > 0.0) {
+                assert_float_equal(lse[h], log(sum), 1e-5);
+            } else {
+                assert_true(isinf(lse[h]) && lse[h] < 0.0f);
+            }
+        }
+    }
+}
+
+/* With a random cache: the parts, merged in either order, are attention over all of it. */
+static void test_divided_merged(void **state)
+{
+    (void)state;
+    enum { N_TOKENS = 5 };
+    const int32_t pos[N_TOKENS] = {3, 63, 64, 65, 255};
+    struct divided d;
+    uint32_t random = 1;
+    for (int window = 0; window <= 100; window += 100) {
+        divided_init(&d, 1);
+        float q[N_TOKENS * N_HEADS * DIM];
+        float y[3][N_TOKENS * N_HEADS * DIM], lse[3][N_TOKENS * N_HEADS];
+        for (int32_t i = 0; i < N_POSITIONS * DIM; i++) {
+            random = random * 1664525u + 1013904223u;
+            ((float *)sl_kv_key(&d.kv, 0, i / DIM, 0))[i % DIM] = (float)(random >> 20) / 2048 - 1;
+            ((float *)sl_kv_value(&d.kv, 0, i / DIM, 0))[i % DIM] = (float)(random & 4095);
+        }
+        for (int32_t i = 0; i < N_TOKENS * N_HEADS * DIM; i++) {
+            random = random * 1664525u + 1013904223u;
+            q[i] = (float)(random >> 20) / 1024 - 2;
+        }
+        struct sl_op op = {.kind = SL_OP_ATTENTION, .n_tokens = N_TOKENS};
+        op.attention = (struct sl_op_attention){.q = q,
+                                                .pos = pos,
+                                                .n_heads = N_HEADS,
+                                                .n_kv_max = N_POSITIONS,
+                                                .window = window,
+                                                .scale = 0.5f};
+        for (int part = SL_KV_ALL; part <= SL_KV_LATER; part++) {
+            op.attention.kv = part_of(&d, (enum sl_kv_here)part);
+            op.attention.y = y[part];
+            op.attention.lse = lse[part];
+            sl_op_run_ref(&op);
+        }
+        const int into = window == 0 ? SL_KV_FIRST : SL_KV_LATER;
+        const int from = SL_KV_FIRST + SL_KV_LATER - into;
+        op = (struct sl_op){.kind = SL_OP_MERGE, .n_tokens = N_TOKENS};
+        op.merge = (struct sl_op_merge){.x = y[from],
+                                        .x_lse = lse[from],
+                                        .y = y[into],
+                                        .y_lse = lse[into],
+                                        .n_heads = N_HEADS,
+                                        .head_dim = DIM};
+        sl_op_run_ref(&op);
+        for (int32_t i = 0; i < N_TOKENS * N_HEADS * DIM; i++) {
+            assert_float_equal(y[into][i], y[SL_KV_ALL][i], 1e-2); /* of values up to 4095 */
+        }
+    }
+}
+
+/* Rows with weights 1 and 3, one side empty, the other, both, and far apart. */
+static void test_merge(void **state)
+{
+    (void)state;
+    enum { N = 5 };
+    float y[N][4], x[N][4];
+    const float nothing = -INFINITY;
+    const float y_lse[N] = {20.0f, nothing, 7.0f, nothing, 500.0f};
+    const float x_lse[N] = {20.0f + logf(3.0f), 7.0f, nothing, nothing, -500.0f};
+    const float wanted[N] = {7.0f, 8.0f, 4.0f, 0.0f, 4.0f};
+    for (int i = 0; i < 4 * N; i++) {
+        y[i / 4][i % 4] = 4.0f * (float)(i % 4);
+        x[i / 4][i % 4] = 8.0f * (float)(i % 4);
+    }
+    struct sl_op op = {.kind = SL_OP_MERGE, .n_tokens = N};
+    op.merge = (struct sl_op_merge){
+        .x = x[0], .x_lse = x_lse, .y = y[0], .y_lse = y_lse, .n_heads = 1, .head_dim = 4};
+    sl_op_run_ref(&op);
+    for (int i = 0; i < 4 * N; i++) {
+        assert_float_equal(y[i / 4][i % 4], wanted[i / 4] * (float)(i % 4), 1e-5);
+    }
 }
 
 /* Experts 0, 2, 4, 5 and 6 are missing, with 1, 3, 2, 2 and 1 tokens. */
@@ -217,9 +461,17 @@ static void test_divide(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_valid),         cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_gated_heights), cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_kv_addresses),  cmocka_unit_test(test_kv_turn),
+        cmocka_unit_test(test_valid),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_gated_heights),
+        cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_kv_addresses),
+        cmocka_unit_test(test_kv_turn),
+        cmocka_unit_test(test_kv_here),
+        cmocka_unit_test(test_divided_store),
+        cmocka_unit_test(test_divided_attention),
+        cmocka_unit_test(test_divided_merged),
+        cmocka_unit_test(test_merge),
         cmocka_unit_test(test_divide),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
