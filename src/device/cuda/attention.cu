@@ -29,12 +29,13 @@ static sl_attn_args make_args(const struct sl_op *op)
     a.pos = p->pos;
     a.seq = p->seq;
     a.sinks = p->sinks;
+    a.lse = p->lse;
     a.kv = sl_cuda_kv_make(&p->kv);
     a.n_tokens = op->n_tokens;
     a.n_heads = p->n_heads;
     a.head_dim = p->kv.head_dim;
     a.group = p->n_heads / p->kv.n_kv_heads;
-    a.n_kv_max = p->n_kv_max;
+    a.n_kv_max = p->n_kv_max < a.kv.here_end ? p->n_kv_max : a.kv.here_end;
     a.window = p->window;
     a.n_splits = 1;
     a.q_scale = p->softcap > 0.0f ? p->scale / p->softcap : p->scale * SL_LOG2E;
@@ -48,7 +49,7 @@ extern "C" int sl_cuda_attention(cudaStream_t stream, const struct sl_op *op, vo
                                  size_t scratch_bytes, const struct sl_cuda_props *props)
 {
     sl_attn_args a = make_args(op);
-    if (!sl_is_aligned(a.q, 16) || !sl_is_aligned(a.y, 16) || !sl_is_aligned(a.kv.data, 16)) {
+    if (!sl_is_aligned(a.q, 16) || !sl_is_aligned(a.y, 16) || !sl_cuda_kv_is_aligned(&a.kv, 16)) {
         return SL_CUDA_UNSUPPORTED;
     }
 #ifdef SL_CUDA_SM90

@@ -26,6 +26,9 @@
  * Logits are kept in units of log2: the scale is put into Q, times log2(e) where there is no
  * soft-cap.
  *
+ * Of a divided cache only positions from here_begin on count, and n_kv_max ends where what is here
+ * does. Both are whole blocks, of which tiles are parts: it is enough to go through no others.
+ *
  * With n_splits > 1 a row's unnormalized values, maximum and sum go to scratch, and
  * attention_merge.cu puts the ranges together.
  */
@@ -200,7 +203,7 @@ static __device__ __forceinline__ void sl_attn_do_run(const sl_attn_args &a, sl_
     feed.kv_head = blockIdx.y;
     feed.first_row = first_row;
     feed.kv_end = min(run.max_pos + 1, a.n_kv_max);
-    feed.kv_begin = a.window > 0 ? max(run.min_pos - a.window + 1, 0) : 0;
+    feed.kv_begin = max(a.window > 0 ? run.min_pos - a.window + 1 : 0, a.kv.here_begin);
     const int tile_begin = feed.kv_begin / S::BN;
     const int tile_end = (feed.kv_end + S::BN - 1) / S::BN;
     const int per_split = (max(tile_end - tile_begin, 0) + a.n_splits - 1) / a.n_splits;
@@ -251,16 +254,17 @@ static __device__ __forceinline__ void sl_attn_put(const sl_attn_args &a, const 
     *reinterpret_cast<float2 *>(out + column) = make_float2(v.x * scale, v.y * scale);
 }
 
-/* The factor for sl_attn_put; one thread of the row also writes maximum and sum of a part. */
+/* The factor for sl_attn_put; one thread of the row also writes its lse, or maximum and sum of a
+ * part. */
 static __device__ __forceinline__ float
 sl_attn_finish_row(const sl_attn_args &a, const sl_attn_row &r, float max, float sum, bool writer)
 {
+    const int64_t row = (int64_t)r.token * a.n_heads + r.head;
     if (a.n_splits == 1) {
-        return sl_attn_output_scale(max, sum, a.sinks, r.head);
+        return sl_attn_output_scale(a, row, r.head, max, sum, writer);
     }
     if (writer) {
         const int64_t n_rows = (int64_t)a.n_tokens * a.n_heads;
-        const int64_t row = (int64_t)r.token * a.n_heads + r.head;
         a.part_max_sum[blockIdx.z * n_rows + row] = make_float2(max, sum);
     }
     return 1.0f;
@@ -410,7 +414,7 @@ static int sl_attn_choose_splits(const sl_attn_args *a, int max_splits,
     const int64_t by_registers = 65536 / (S::REGISTERS * S::THREADS);
     resident = resident < by_registers ? resident : by_registers;
     resident = resident > 1 ? resident : 1;
-    int64_t n_visible = a->n_kv_max;
+    int64_t n_visible = a->n_kv_max - a->kv.here_begin;
     if (a->window > 0 && (int64_t)a->window + a->n_tokens < n_visible) {
         n_visible = (int64_t)a->window + a->n_tokens;
     }

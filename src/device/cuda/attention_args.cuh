@@ -10,20 +10,23 @@
 #include "device/cuda/launch.cuh"
 #include "device/cuda/mma.cuh"
 
+#define SL_LN2 0.6931471805599453f
+
 struct sl_attn_args {
     const float *q;
     float *y;
     const int32_t *pos;
     const int32_t *seq;   /* or null: all 0 */
     const float *sinks;   /* or null */
+    float *lse;           /* or null */
     float *part_values;   /* [n_splits, n_tokens * n_heads, head_dim] */
     float2 *part_max_sum; /* [n_splits, n_tokens * n_heads] */
     sl_cuda_kv kv;
     int n_tokens;
     int n_heads;
     int head_dim;
-    int group; /* query heads of a KV head */
-    int n_kv_max;
+    int group;    /* query heads of a KV head */
+    int n_kv_max; /* no block behind it is here */
     int window;
     int n_splits;
     float q_scale;
@@ -41,18 +44,23 @@ int sl_cuda_attention_merge(cudaStream_t stream, const sl_attn_args *args,
                             const struct sl_cuda_props *props);
 
 /* What the weighted values of a row are multiplied by in the end. `sum` belongs to maximum `max`
- * (log2 units); a sink adds to the sum alone. */
-static __device__ __forceinline__ float sl_attn_output_scale(float max, float sum,
-                                                             const float *sinks, int head)
+ * (log2 units); a sink adds to the sum alone. One thread of the row also writes its lse. */
+static __device__ __forceinline__ float sl_attn_output_scale(const sl_attn_args &a, int64_t row,
+                                                             int head, float max, float sum,
+                                                             bool writer)
 {
     float factor = 1.0f;
-    if (sinks != nullptr) {
-        const float sink = sinks[head] * SL_LOG2E;
+    if (a.sinks != nullptr) {
+        const float sink = a.sinks[head] * SL_LOG2E;
         const float new_max = fmaxf(max, sink);
         if (new_max > -INFINITY) {
             factor = sl_exp2(max - new_max);
             sum = sum * factor + sl_exp2(sink - new_max);
+            max = new_max;
         }
+    }
+    if (a.lse != nullptr && writer) {
+        a.lse[row] = sum > 0.0f ? (max + log2f(sum)) * SL_LN2 : -INFINITY;
     }
     return sum > 0.0f ? factor / sum : 0.0f;
 }

@@ -60,8 +60,30 @@ struct sl_attn_run {
     int min_pos, max_pos;
 };
 
-/* The run that starts at token `begin` of the n tokens from `first` on; n <= 64. All lanes of a
- * warp take part and get the same answer. */
+/* Smallest and largest position of tokens begin .. end - 1 behind `first`. All lanes of a warp take
+ * part and get the same answer. */
+static __device__ __forceinline__ void sl_attn_find_positions(const sl_attn_args &a, int first,
+                                                              int begin, int end, int *min_pos,
+                                                              int *max_pos)
+{
+    int least = INT32_MAX;
+    int most = -1;
+    for (int token = begin + (int)threadIdx.x % SL_WARP; token < end; token += SL_WARP) {
+        const int pos = a.pos[first + token];
+        least = min(least, pos);
+        most = max(most, pos);
+    }
+#pragma unroll
+    for (int step = SL_WARP / 2; step > 0; step /= 2) {
+        least = min(least, __shfl_xor_sync(SL_ALL_LANES, least, step));
+        most = max(most, __shfl_xor_sync(SL_ALL_LANES, most, step));
+    }
+    *min_pos = least;
+    *max_pos = most;
+}
+
+/* The run that starts at token `begin` of the n tokens from `first` on; n <= 64. As above by
+ * whole warps. */
 static __device__ __forceinline__ sl_attn_run sl_attn_find_run(const sl_attn_args &a, int first,
                                                                int n, int begin)
 {
@@ -81,24 +103,7 @@ static __device__ __forceinline__ sl_attn_run sl_attn_find_run(const sl_attn_arg
             run.end = __ffsll((long long)others) - 1;
         }
     }
-    int least = INT32_MAX;
-    int most = -1;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int token = lane + half * SL_WARP;
-        if (token >= run.begin && token < run.end) {
-            const int pos = a.pos[first + token];
-            least = min(least, pos);
-            most = max(most, pos);
-        }
-    }
-#pragma unroll
-    for (int step = SL_WARP / 2; step > 0; step /= 2) {
-        least = min(least, __shfl_xor_sync(SL_ALL_LANES, least, step));
-        most = max(most, __shfl_xor_sync(SL_ALL_LANES, most, step));
-    }
-    run.min_pos = least;
-    run.max_pos = most;
+    sl_attn_find_positions(a, first, run.begin, run.end, &run.min_pos, &run.max_pos);
     return run;
 }
 

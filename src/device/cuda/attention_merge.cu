@@ -35,7 +35,7 @@ static __device__ void find_weights(const sl_attn_args &a, int64_t row, int64_t 
         sum += part[i].x * part[i].y;
     }
     sum = sl_warp_sum(sum);
-    const float scale = sl_attn_output_scale(max, sum, a.sinks, (int)(row % a.n_heads));
+    const float scale = sl_attn_output_scale(a, row, (int)(row % a.n_heads), max, sum, lane == 0);
 #pragma unroll
     for (int i = 0; i < per_lane; i++) {
         weights[lane + i * SL_WARP] = part[i].x * scale;

@@ -64,6 +64,7 @@ int sl_cuda_copy_small(cudaStream_t stream, void *dst, const void *src, size_t b
 int sl_cuda_norm(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
 int sl_cuda_divide(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
 int sl_cuda_add(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
+int sl_cuda_merge(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
 int sl_cuda_rope(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
 int sl_cuda_kv_store(cudaStream_t stream, const struct sl_op *op,
                      const struct sl_cuda_props *props);

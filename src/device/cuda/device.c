@@ -325,6 +325,8 @@ static int launch(const struct sl_cuda_device *dev, cudaStream_t stream, const s
         return sl_cuda_divide(stream, op, props);
     case SL_OP_ADD:
         return sl_cuda_add(stream, op, props);
+    case SL_OP_MERGE:
+        return sl_cuda_merge(stream, op, props);
     case SL_OP_N_KINDS:
         break;
     }

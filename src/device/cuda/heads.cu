@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Between the products of attention and attention itself, in one launch: norms of the heads of q
- * and k, rotary embedding of both, and k and v into the cache (F16).
+ * and k, rotary embedding of both, and k and v into the cache (F16), where their block is here.
  *
  * A warp takes one head of q, k or v of one token. The head lies in shared memory meanwhile, so
  * that a lane finds both elements of its pair wherever they are. q and k are written back as if
@@ -74,6 +74,9 @@ static __device__ __forceinline__ void store_head(const heads_args &a, int token
                                                   int head, const float *x)
 {
     const int32_t pos = a.pos[token];
+    if (!sl_cuda_kv_is_here(a.kv, pos)) {
+        return;
+    }
     const int32_t seq = a.seq != nullptr ? a.seq[token] : 0;
     const int32_t block = sl_cuda_kv_block(a.kv, seq, pos / SL_KV_BLOCK);
     uint4 *row =
@@ -140,10 +143,11 @@ static bool fits(const struct sl_op *q, const struct sl_op *k, const struct sl_o
         return false;
     }
     const struct sl_kv_view *kv = &store->kv_store.kv;
+    const sl_cuda_kv blocks = sl_cuda_kv_make(kv);
     return q->rope.x != k->rope.x && same_turn(&q->rope, &k->rope) &&
            store->kv_store.k == k->rope.x && store->kv_store.pos == k->rope.pos &&
            kv->types.k == SL_TYPE_F16 && kv->types.v == SL_TYPE_F16 &&
-           sl_is_aligned(kv->data, 16) && kv->head_dim == k->rope.head_dim &&
+           sl_cuda_kv_is_aligned(&blocks, 16) && kv->head_dim == k->rope.head_dim &&
            kv->n_kv_heads == k->rope.n_heads && kv->head_dim <= HEADS_MAX_DIM &&
            q->n_tokens <= 65535;
 }

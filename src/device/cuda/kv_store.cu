@@ -33,7 +33,8 @@ static __device__ __forceinline__ int my_side(const store_args &a)
     return a.first_side + (int)blockIdx.y;
 }
 
-/* The row that piece `index` goes to; *piece is its place in the row. */
+/* The row that piece `index` goes to, null where its block is not here; *piece is its place in the
+ * row. */
 static __device__ __forceinline__ char *target_row(const store_args &a, uint32_t index,
                                                    uint32_t *piece)
 {
@@ -42,6 +43,9 @@ static __device__ __forceinline__ char *target_row(const store_args &a, uint32_t
     const uint32_t head = in_token / a.pieces_per_row;
     *piece = in_token % a.pieces_per_row;
     const int32_t pos = a.pos[token];
+    if (!sl_cuda_kv_is_here(a.kv, pos)) {
+        return nullptr;
+    }
     const int32_t seq = a.seq != nullptr ? a.seq[token] : 0;
     const int32_t block = sl_cuda_kv_block(a.kv, seq, pos / SL_KV_BLOCK);
     return sl_cuda_kv_row(a.kv, block, my_side(a), (int32_t)head, pos % SL_KV_BLOCK);
@@ -55,6 +59,9 @@ static __global__ void __launch_bounds__(STORE_THREADS) store_f16_kernel(const s
     }
     uint32_t piece;
     char *row = target_row(a, index, &piece);
+    if (row == nullptr) {
+        return;
+    }
     /* Pieces lie in the source in the order of their index. */
     const float *src = (my_side(a) == 0 ? a.k : a.v) + (int64_t)index * F16_ITEMS;
     float v[F16_ITEMS];
@@ -121,6 +128,9 @@ static __global__ void __launch_bounds__(STORE_THREADS) store_quantized_kernel(c
     }
     uint32_t piece;
     char *row = target_row(a, index, &piece);
+    if (row == nullptr) {
+        return; /* the whole warp: a piece has one row */
+    }
     float x = (my_side(a) == 0 ? a.k : a.v)[(int64_t)index * QK + lane];
     if (TYPE == SL_TYPE_Q4_0 && my_side(a) == 0) {
         x = turn(x, lane);
@@ -168,7 +178,7 @@ static int store_sides(cudaStream_t stream, const struct sl_op *op, enum sl_type
     a.wide = sl_is_aligned(p->k, 16) && sl_is_aligned(p->v, 16);
     const int64_t per_token = (int64_t)p->kv.n_kv_heads * a.pieces_per_row;
     const int64_t n_pieces = per_token * op->n_tokens;
-    if (n_pieces > INT32_MAX || !sl_is_aligned(p->kv.data, f16 ? 16 : 2)) {
+    if (n_pieces > INT32_MAX || !sl_cuda_kv_is_aligned(&a.kv, f16 ? 16 : 2)) {
         return SL_CUDA_UNSUPPORTED;
     }
     a.pieces_per_token = (uint32_t)per_token;

@@ -13,8 +13,9 @@
  * groups take turns at that: while one has its products, the other makes its weights. Softmax as in
  * attention_state.cuh, in units of log2.
  *
- * Positions that nobody sees may hold anything: their logits are masked, and their values become
- * zeros before the product, which would make NaN of a NaN.
+ * Of a divided cache a tile may have one block that is not here: it is not copied, and nobody sees
+ * its positions. Positions that nobody sees may hold anything: their logits are masked, and their
+ * values become zeros before the product, which would make NaN of a NaN.
  */
 #include "device/cuda/attention_feed.cuh"
 #include "device/cuda/sm90/attention_sm90.h"
@@ -29,6 +30,7 @@
 #define SLOT_BYTES (TILE * DIM * 2)
 #define PIECE_BYTES (TILE * 128)      /* 64 columns of a tile */
 #define BOX_BYTES (SL_KV_BLOCK * 128) /* of a block of the cache */
+#define MAX_ROWS (1 << 30)            /* of the map, between the parts of a divided cache */
 #define CONSUMERS 256
 #define THREADS (CONSUMERS + 128)
 #define COPY_REGISTERS 24
@@ -38,6 +40,9 @@
 
 struct attention_args {
     CUtensorMap cache; /* rows of keys and values of a head, 64 for each block of the cache */
+    /* One map reaches both parts of a divided cache: where block 0 lies by the first blocks, and by
+     * the later ones. */
+    int first_row, later_row;
     struct sl_attn_args a;
 };
 
@@ -84,35 +89,39 @@ SL_DEV range find_range(const struct sl_attn_args &a)
     const int row0 = first_row();
     const int row1 = min(row0 + ROWS, a.n_tokens * a.group) - 1;
     const int token0 = row0 / a.group;
-    const sl_attn_run run = sl_attn_find_run(a, token0, row1 / a.group - token0 + 1, 0);
+    int min_pos, max_pos;
+    sl_attn_find_positions(a, token0, 0, row1 / a.group - token0 + 1, &min_pos, &max_pos);
     range r;
-    r.kv_end = min(run.max_pos + 1, a.n_kv_max);
-    r.kv_begin = a.window > 0 ? max(run.min_pos - a.window + 1, 0) : 0;
-    r.all_end = min(run.min_pos + 1, a.n_kv_max);
-    r.all_begin = a.window > 0 ? max(run.max_pos - a.window + 1, 0) : 0;
+    r.kv_end = min(max_pos + 1, a.n_kv_max);
+    r.kv_begin = max(a.window > 0 ? min_pos - a.window + 1 : 0, a.kv.here_begin);
+    r.all_end = min(min_pos + 1, a.n_kv_max);
+    r.all_begin = max(a.window > 0 ? max_pos - a.window + 1 : 0, a.kv.here_begin);
     r.begin = r.kv_begin / TILE;
-    r.end = (r.kv_end + TILE - 1) / TILE;
+    r.end = r.kv_begin < r.kv_end ? (r.kv_end + TILE - 1) / TILE : r.begin;
     return r;
 }
 
 /* ---- the copying thread ---- */
 
-/* Queue the keys or the values of a tile: of the blocks of the cache that somebody sees. */
+/* Queue the keys or the values of a tile: of the blocks of the cache that somebody sees, which are
+ * all here. */
 SL_DEV void copy_tile(const struct attention_args &k, const range &r, int tile, int side,
                       const ring &to)
 {
     constexpr int blocks_of_tile = TILE / SL_KV_BLOCK;
-    int n = 0;
-    for (int b = 0; b < blocks_of_tile; b++) {
-        n += (tile * blocks_of_tile + b) * SL_KV_BLOCK < r.kv_end;
-    }
-    sl_barrier_expect(to.full(), n * 2 * BOX_BYTES);
-    for (int b = 0; b < n; b++) {
-        const int block = sl_cuda_kv_block(k.a.kv, 0, tile * blocks_of_tile + b);
-        const int row = ((2 * block + side) * k.a.kv.n_kv_heads + (int)blockIdx.y) * SL_KV_BLOCK;
+    const int block0 = tile * blocks_of_tile;
+    const int begin = max(block0, r.kv_begin / SL_KV_BLOCK);
+    const int end = min(block0 + blocks_of_tile, (r.kv_end + SL_KV_BLOCK - 1) / SL_KV_BLOCK);
+    sl_barrier_expect(to.full(), (end - begin) * 2 * BOX_BYTES);
+    /* Unrolled it takes more registers than the copying thread has. */
+#pragma unroll 1
+    for (int b = begin; b < end; b++) {
+        const int block = sl_cuda_kv_block(k.a.kv, 0, b);
+        const int row = (block < k.a.kv.n_first ? k.first_row : k.later_row) +
+                        ((2 * block + side) * k.a.kv.n_kv_heads + (int)blockIdx.y) * SL_KV_BLOCK;
         for (int half = 0; half < 2; half++) {
-            sl_tile_copy(to.slot() + (uint32_t)(half * PIECE_BYTES + b * BOX_BYTES), &k.cache,
-                         64 * half, row, to.full());
+            sl_tile_copy(to.slot() + (uint32_t)(half * PIECE_BYTES + (b - block0) * BOX_BYTES),
+                         &k.cache, 64 * half, row, to.full());
         }
     }
 }
@@ -145,7 +154,7 @@ struct group {
         const int head = (int)blockIdx.y * a.group + (valid ? row % a.group : 0);
         const int pos = a.pos[token];
         high[i] = valid ? min(pos, a.n_kv_max - 1) : -1;
-        low[i] = a.window > 0 ? max(pos - a.window + 1, 0) : 0;
+        low[i] = max(a.window > 0 ? pos - a.window + 1 : 0, a.kv.here_begin);
         const float *from_q =
             a.q + ((int64_t)token * a.n_heads + head) * DIM + 2 * ((int)threadIdx.x & 3);
 #pragma unroll
@@ -342,9 +351,11 @@ struct group {
             const int row = row0 + 8 * i;
             if (row < a.n_tokens * a.group) {
                 const int head = (int)blockIdx.y * a.group + row % a.group;
-                const float scale = sl_attn_output_scale(largest[i], total[i], a.sinks, head);
-                float *y = a.y + ((int64_t)(row / a.group) * a.n_heads + head) * DIM +
-                           2 * ((int)threadIdx.x & 3);
+                const int64_t at = (int64_t)(row / a.group) * a.n_heads + head;
+                const int lane = (int)threadIdx.x & 3;
+                const float scale =
+                    sl_attn_output_scale(a, at, head, largest[i], total[i], lane == 0);
+                float *y = a.y + at * DIM + 2 * lane;
 #pragma unroll
                 for (int j = 0; j < DIM / 8; j++) {
                     *(float2 *)(y + 8 * j) =
@@ -391,19 +402,38 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
+/* Where block 0 lies for the first blocks, and where it would for the later ones, in rows behind
+ * the lower of both. False: too far apart, or not by whole rows. */
+static bool find_rows(const sl_cuda_kv *kv, int *first_row, int *later_row)
+{
+    const int64_t bytes = (int64_t)((uintptr_t)kv->later - (uintptr_t)kv->data);
+    const int64_t rows = bytes / (DIM * 2);
+    const int64_t n_first = kv->n_first < INT32_MAX ? kv->n_first : 0;
+    const int64_t ahead = n_first * 2 * kv->n_kv_heads * SL_KV_BLOCK;
+    *first_row = (int)(rows < 0 ? -rows : 0);
+    *later_row = (int)((rows < 0 ? 0 : rows) - ahead);
+    return rows * (DIM * 2) == bytes && rows > -MAX_ROWS && rows < MAX_ROWS && ahead < MAX_ROWS;
+}
+
 bool sl_attention_sm90_takes(const struct sl_attn_args *a, const struct sl_cuda_props *props)
 {
+    int first_row, later_row;
     const int64_t blocks = ((int64_t)a->n_tokens * a->group + ROWS - 1) / ROWS * a->kv.n_kv_heads;
     return sl_is_sm90(props) && a->head_dim == DIM && !a->seq && a->kv_type[0] == SL_TYPE_F16 &&
-           a->kv_type[1] == SL_TYPE_F16 && blocks >= props->n_sm / 2 && a->kv.n_kv_heads <= 65535;
+           a->kv_type[1] == SL_TYPE_F16 && blocks >= props->n_sm / 2 && a->kv.n_kv_heads <= 65535 &&
+           find_rows(&a->kv, &first_row, &later_row);
 }
 
 int sl_cuda_attention_sm90(cudaStream_t stream, const struct sl_attn_args *args)
 {
     struct attention_args k;
     k.a = *args;
+    if (!find_rows(&args->kv, &k.first_row, &k.later_row)) {
+        return SL_CUDA_UNSUPPORTED;
+    }
+    const char *lower = k.first_row > 0 ? args->kv.later : args->kv.data;
     /* How long the cache is does not matter: only rows of its blocks are asked for. */
-    const int failed = sl_tensor_map_rows(&k.cache, args->kv.data, INT32_MAX, DIM, SL_KV_BLOCK);
+    const int failed = sl_tensor_map_rows(&k.cache, lower, INT32_MAX, DIM, SL_KV_BLOCK);
     if (failed) {
         return failed;
     }
