@@ -22,7 +22,6 @@
 #define BOUND_BF16 0.004
 #define BOUND_NORM 1e-5
 #define BOUND_ROPE 5e-4 /* angles up to some thousand radians, as float */
-#define BOUND_ATTENTION 2e-3
 
 static struct sl_device *dev;
 
@@ -288,218 +287,6 @@ static void test_rope(void **state)
     }
 }
 
-/* A cache for sequences with `n_blocks` blocks each, scattered over memory by a table or, with one
- * sequence, in order without one. */
-static struct sl_kv_view make_cache(struct op_case *c, struct sl_kv_types types, int n_kv_heads,
-                                    int head_dim, int n_seqs, int n_blocks, bool with_table)
-{
-    const int n_all = n_seqs * n_blocks;
-    const size_t bytes = (size_t)n_all * sl_kv_block_bytes(types, n_kv_heads, head_dim);
-    struct sl_kv_view kv = {.data = case_room(c, bytes),
-                            .types = types,
-                            .n_kv_heads = n_kv_heads,
-                            .head_dim = head_dim};
-    memset(kv.data, 0, bytes);
-    if (with_table) {
-        int32_t *table = case_positions(c, n_all, 0);
-        for (int i = n_all - 1; i > 0; i--) {
-            const uint32_t j = case_random(c, (uint32_t)i + 1);
-            const int32_t swapped = table[i];
-            table[i] = table[j];
-            table[j] = swapped;
-        }
-        kv.table = table;
-        kv.table_stride = n_blocks;
-    }
-    return kv;
-}
-
-/* Fill positions 0 .. n-1 of a sequence with random keys and values, by the reference. */
-static void fill_cache(struct op_case *c, const struct sl_kv_view *kv, int32_t seq, int n)
-{
-    const size_t n_items = (size_t)n * (size_t)kv->n_kv_heads * (size_t)kv->head_dim;
-    int32_t *seqs = case_positions(c, n, 0);
-    for (int i = 0; i < n; i++) {
-        seqs[i] = seq;
-    }
-    struct sl_op op = {.kind = SL_OP_KV_STORE, .n_tokens = n};
-    op.kv_store = (struct sl_op_kv_store){.k = case_floats(c, n_items, 1.0f),
-                                          .v = case_floats(c, n_items, 1.0f),
-                                          .pos = case_positions(c, n, 0),
-                                          .seq = seqs,
-                                          .kv = *kv};
-    sl_op_run_ref(&op);
-}
-
-/* One step of rounding in the odd element is allowed; the type's own loss is in both. */
-static double store_bound(enum sl_type type)
-{
-    return type == SL_TYPE_F16 ? 1e-4 : type == SL_TYPE_Q8_0 ? 2e-3 : 2e-2;
-}
-
-/* The whole cache is output: keys and values of each block by their types. */
-static void output_cache(struct op_case *c, const struct sl_kv_view *kv, int n_blocks,
-                         double least_bound)
-{
-    const size_t rows = (size_t)kv->n_kv_heads * SL_KV_BLOCK;
-    const char *at = kv->data;
-    for (int side = 0; side < 2 * n_blocks; side++) {
-        const enum sl_type type = side % 2 == 0 ? kv->types.k : kv->types.v;
-        const size_t bytes = rows * sl_type_row_bytes(type, kv->head_dim);
-        case_output(c, CASE_ROWS, at, bytes, type, fmax(store_bound(type), least_bound));
-        at += bytes;
-    }
-}
-
-static void check_kv_store(struct sl_kv_types types, int n_tokens, int n_kv_heads, int head_dim,
-                           int32_t first_pos, int n_seqs, bool with_table)
-{
-    struct op_case c;
-    case_init(&c, (uint64_t)n_tokens, "kv_store %s/%s %d x %d x %d from %d, %d sequences%s",
-              sl_type_name(types.k), sl_type_name(types.v), n_tokens, n_kv_heads, head_dim,
-              first_pos, n_seqs, with_table ? ", table" : "");
-    struct sl_op *op = case_op(&c, SL_OP_KV_STORE, n_tokens);
-    const size_t n = (size_t)n_tokens * (size_t)n_kv_heads * (size_t)head_dim;
-    const int n_blocks = (first_pos + n_tokens) / SL_KV_BLOCK + 1;
-    op->kv_store = (struct sl_op_kv_store){
-        .k = case_floats(&c, n, 1.0f),
-        .v = case_floats(&c, n, 2.0f),
-        .pos = case_positions(&c, n_tokens, first_pos),
-        .kv = make_cache(&c, types, n_kv_heads, head_dim, n_seqs, n_blocks, with_table)};
-    if (n_seqs > 1) {
-        int32_t *seq = case_positions(&c, n_tokens, 0);
-        for (int i = 0; i < n_tokens; i++) {
-            seq[i] %= n_seqs;
-        }
-        op->kv_store.seq = seq;
-    }
-    output_cache(&c, &op->kv_store.kv, n_seqs * n_blocks, 0);
-    case_check(&c, dev, false, "kv_store");
-    case_finish(&c);
-}
-
-#define N_KV_TYPES 3
-static const enum sl_type kv_types[N_KV_TYPES] = {SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0};
-
-static void test_kv_store(void **state)
-{
-    (void)state;
-    for (int pair = 0; pair < N_KV_TYPES * N_KV_TYPES; pair++) {
-        const struct sl_kv_types types = {kv_types[pair / N_KV_TYPES], kv_types[pair % N_KV_TYPES]};
-        check_kv_store(types, 1, 3, 64, 0, 1, false);
-        check_kv_store(types, 1, 3, 64, 63, 1, false);
-        check_kv_store(types, 1, 8, 128, 64, 1, true);
-        check_kv_store(types, 150, 2, 64, 40, 1, true);
-        check_kv_store(types, 9, 1, 256, 120, 3, true);
-    }
-}
-
-struct attention_case {
-    int n_tokens;
-    int n_heads;
-    int n_kv_heads;
-    int head_dim;
-    int first_pos;
-    int n_seqs; /* > 1: token t is of sequence t % n_seqs, each at a place of its own */
-    bool with_table;
-    bool with_sinks;
-    int window;
-    float softcap;
-};
-
-static void check_attention(const struct attention_case *a, struct sl_kv_types types)
-{
-    struct op_case c;
-    case_init(&c, (uint64_t)(a->n_tokens + a->first_pos),
-              "attention %s/%s, %d tokens from %d, %d heads over %d, size %d, %d sequences, "
-              "window %d",
-              sl_type_name(types.k), sl_type_name(types.v), a->n_tokens, a->first_pos, a->n_heads,
-              a->n_kv_heads, a->head_dim, a->n_seqs, a->window);
-    const int n_kv = a->first_pos + a->n_tokens;
-    const size_t n = (size_t)a->n_tokens * (size_t)a->n_heads * (size_t)a->head_dim;
-    struct sl_op *op = case_op(&c, SL_OP_ATTENTION, a->n_tokens);
-    op->attention = (struct sl_op_attention){
-        .q = case_floats(&c, n, 1.0f),
-        .y = case_floats(&c, n, 1.0f),
-        .pos = case_positions(&c, a->n_tokens, a->first_pos),
-        .sinks = a->with_sinks ? case_floats(&c, (size_t)a->n_heads, 1.0f) : NULL,
-        .kv = make_cache(&c, types, a->n_kv_heads, a->head_dim, a->n_seqs,
-                         (n_kv + SL_KV_BLOCK - 1) / SL_KV_BLOCK, a->with_table),
-        .n_heads = a->n_heads,
-        .n_kv_max = n_kv,
-        .window = a->window,
-        .scale = 1.0f / sqrtf((float)a->head_dim),
-        .softcap = a->softcap};
-    if (a->n_seqs > 1) {
-        int32_t *seq = case_positions(&c, a->n_tokens, 0);
-        for (int i = 0; i < a->n_tokens; i++) {
-            seq[i] %= a->n_seqs;
-        }
-        op->attention.seq = seq;
-    }
-    for (int s = 0; s < a->n_seqs; s++) {
-        fill_cache(&c, &op->attention.kv, s, n_kv);
-    }
-    case_output(&c, CASE_FLOATS, op->attention.y, n * sizeof(float), SL_TYPE_F32, BOUND_ATTENTION);
-    case_check(&c, dev, false, "attention");
-    case_finish(&c);
-}
-
-static void test_attention(void **state)
-{
-    (void)state;
-    const struct attention_case cases[] = {
-        {1, 9, 3, 64, 0, 1, false, false, 0, 0},
-        {1, 9, 3, 64, 62, 1, false, false, 0, 0},
-        {1, 9, 3, 64, 63, 1, true, false, 0, 0},
-        {1, 9, 3, 64, 64, 1, true, false, 0, 0},
-        {1, 4, 1, 256, 700, 1, true, false, 0, 0},
-        {1, 8, 2, 128, 333, 1, true, true, 100, 0},
-        {2, 4, 4, 96, 200, 1, true, false, 0, 30.0f},
-        {16, 6, 2, 64, 130, 1, true, false, 0, 0},
-        {17, 6, 2, 64, 130, 1, true, false, 0, 0},
-        {70, 8, 4, 64, 0, 1, false, false, 0, 0},
-        {130, 4, 2, 128, 61, 1, true, false, 0, 0},
-        {65, 4, 1, 256, 100, 1, true, false, 64, 50.0f},
-        {33, 4, 2, 64, 90, 1, true, true, 16, 0},
-        {5, 4, 2, 64, 150, 5, true, false, 0, 0},
-        {30, 4, 2, 64, 70, 3, true, false, 40, 0},
-        {1, 2, 1, 32, 5, 1, false, true, 0, 0},
-        {3, 24, 1, 64, 40, 1, false, false, 1, 0},
-        /* tokens that share parts of scratch */
-        {17, 8, 2, 128, 900, 1, true, false, 0, 0},
-        {40, 8, 2, 128, 700, 1, false, true, 0, 0},
-        {64, 4, 1, 64, 800, 1, true, false, 300, 0},
-        {48, 4, 2, 64, 500, 3, true, false, 0, 20.0f},
-        /* enough to fill a GPU without cutting positions into ranges */
-        {130, 44, 22, 128, 61, 1, true, false, 0, 0},
-        {130, 44, 22, 128, 200, 1, false, true, 100, 0},
-        {100, 68, 17, 128, 0, 1, true, false, 0, 30.0f},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        check_attention(&cases[i], (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16});
-    }
-}
-
-/* Every pair of cache types: one token, the last number that is cut into ranges, more; large heads;
- * a window; sequences. */
-static void test_attention_types(void **state)
-{
-    (void)state;
-    const struct attention_case cases[] = {
-        {1, 8, 2, 64, 300, 1, true, false, 0, 0},   {16, 4, 2, 128, 190, 1, false, false, 0, 0},
-        {40, 8, 2, 128, 50, 1, true, false, 0, 0},  {3, 4, 1, 256, 130, 1, true, false, 0, 30.0f},
-        {40, 2, 1, 256, 30, 1, false, true, 50, 0}, {12, 4, 2, 96, 70, 3, true, false, 40, 0},
-        {1, 4, 1, 32, 4000, 1, false, false, 0, 0},
-    };
-    for (int pair = 1; pair < N_KV_TYPES * N_KV_TYPES; pair++) {
-        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-            check_attention(&cases[i], (struct sl_kv_types){kv_types[pair / N_KV_TYPES],
-                                                            kv_types[pair % N_KV_TYPES]});
-        }
-    }
-}
-
 /* Experts where a table says, in another order than they are numbered, and one of them nowhere. */
 static void scatter(struct op_case *c, struct sl_experts_matrix *m, int32_t n)
 {
@@ -600,12 +387,14 @@ static void test_experts(void **state)
 }
 
 /* The ops of a whole attention half in one list: each reads what the one before wrote. */
-static void check_layer(int n_tokens, int first_pos, bool normed_heads, enum sl_type type)
+static void check_layer(int n_tokens, int first_pos, bool normed_heads, enum sl_type type,
+                        int n_first, enum sl_kv_here here)
 {
     enum { EMBD = 256, HEADS = 4, KV_HEADS = 2, DIM = 64 };
     struct op_case c;
-    case_init(&c, (uint64_t)n_tokens, "layer of %d tokens from %d%s, %s", n_tokens, first_pos,
-              normed_heads ? ", heads normed" : "", sl_type_name((uint32_t)type));
+    case_init(&c, (uint64_t)n_tokens, "layer of %d tokens from %d%s, %s, divided at %d, %d",
+              n_tokens, first_pos, normed_heads ? ", heads normed" : "",
+              sl_type_name((uint32_t)type), n_first, (int)here);
     const size_t n = (size_t)n_tokens;
     const int n_kv = first_pos + n_tokens;
     float *x = case_floats(&c, n * EMBD, 1.0f);
@@ -617,10 +406,12 @@ static void check_layer(int n_tokens, int first_pos, bool normed_heads, enum sl_
     }
     const int32_t *pos = case_positions(&c, n_tokens, first_pos);
     const int n_blocks = (n_kv + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
-    const struct sl_kv_view kv = make_cache(&c, (struct sl_kv_types){SL_TYPE_F16, SL_TYPE_F16},
-                                            KV_HEADS, DIM, 1, n_blocks, true);
+    const struct sl_kv_types f16 = {SL_TYPE_F16, SL_TYPE_F16};
+    const struct sl_kv_view kv =
+        n_first > 0 ? case_divided_cache(&c, f16, KV_HEADS, DIM, n_blocks, n_first, here)
+                    : case_cache(&c, f16, KV_HEADS, DIM, 1, n_blocks, true);
     if (first_pos > 0) {
-        fill_cache(&c, &kv, 0, first_pos);
+        case_fill_cache(&c, &kv, 0, first_pos);
     }
 
     struct sl_op *op = case_op(&c, SL_OP_NORM, n_tokens);
@@ -678,7 +469,7 @@ static void check_layer(int n_tokens, int first_pos, bool normed_heads, enum sl_
     case_output(&c, CASE_FLOATS, q, n * HEADS * DIM * sizeof *x, SL_TYPE_F32, BOUND_PACKED);
     case_output(&c, CASE_FLOATS, k, n * KV_HEADS * DIM * sizeof *x, SL_TYPE_F32, BOUND_PACKED);
     case_output(&c, CASE_FLOATS, v, n * KV_HEADS * DIM * sizeof *x, SL_TYPE_F32, BOUND_PACKED);
-    output_cache(&c, &kv, n_blocks, BOUND_PACKED);
+    case_output_cache(&c, &kv, n_blocks, BOUND_PACKED);
     case_check(&c, dev, false, "layer");
     case_finish(&c);
 }
@@ -686,12 +477,16 @@ static void check_layer(int n_tokens, int first_pos, bool normed_heads, enum sl_
 static void test_layer(void **state)
 {
     (void)state;
-    check_layer(1, 0, false, SL_TYPE_Q4_K);
-    check_layer(1, 100, true, SL_TYPE_Q4_K);
-    check_layer(1, 70, true, SL_TYPE_F16);
-    check_layer(3, 62, true, SL_TYPE_Q8_0);
-    check_layer(12, 60, false, SL_TYPE_Q4_K);
-    check_layer(80, 0, false, SL_TYPE_Q4_K);
+    check_layer(1, 0, false, SL_TYPE_Q4_K, 0, SL_KV_ALL);
+    check_layer(1, 100, true, SL_TYPE_Q4_K, 0, SL_KV_ALL);
+    check_layer(1, 70, true, SL_TYPE_F16, 0, SL_KV_ALL);
+    check_layer(3, 62, true, SL_TYPE_Q8_0, 0, SL_KV_ALL);
+    check_layer(12, 60, false, SL_TYPE_Q4_K, 0, SL_KV_ALL);
+    check_layer(80, 0, false, SL_TYPE_Q4_K, 0, SL_KV_ALL);
+    check_layer(1, 100, true, SL_TYPE_F16, 1, SL_KV_ALL);
+    check_layer(1, 100, true, SL_TYPE_F16, 1, SL_KV_FIRST);
+    check_layer(12, 60, false, SL_TYPE_Q8_0, 1, SL_KV_ALL);
+    check_layer(12, 60, false, SL_TYPE_Q8_0, 1, SL_KV_LATER);
 }
 
 /* Norm, gate and up, down into the residual stream. */
@@ -749,10 +544,8 @@ int device_tests_run_ops(const char *prefix, struct sl_device *device)
         cmocka_unit_test(test_add),          cmocka_unit_test(test_linear),
         cmocka_unit_test(test_linear_parts), cmocka_unit_test(test_linear_gated),
         cmocka_unit_test(test_linear_many),  cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_rope),         cmocka_unit_test(test_kv_store),
-        cmocka_unit_test(test_attention),    cmocka_unit_test(test_attention_types),
-        cmocka_unit_test(test_experts),      cmocka_unit_test(test_layer),
-        cmocka_unit_test(test_feed_forward),
+        cmocka_unit_test(test_rope),         cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_layer),        cmocka_unit_test(test_feed_forward),
     };
     char name[96];
     snprintf(name, sizeof name, "%s: operators", prefix);

@@ -530,5 +530,6 @@ int device_tests_run_queues(const char *prefix, struct sl_device *device)
 
 int device_tests_run(const char *prefix, struct sl_device *device)
 {
-    return device_tests_run_queues(prefix, device) + device_tests_run_ops(prefix, device);
+    return device_tests_run_queues(prefix, device) + device_tests_run_ops(prefix, device) +
+           device_tests_run_kv(prefix, device);
 }

@@ -12,6 +12,7 @@ int device_tests_run(const char *prefix, struct sl_device *dev);
 
 /* The parts of the list, one file each. */
 int device_tests_run_queues(const char *prefix, struct sl_device *dev);
+int device_tests_run_kv(const char *prefix, struct sl_device *dev);
 int device_tests_run_ops(const char *prefix, struct sl_device *dev);
 
 #endif

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "op/kv.h"
 #include "test.h"
 
 #define BLOCK_BYTES ((size_t)24 << 20)
@@ -119,6 +120,104 @@ void case_output(struct op_case *c, enum case_output_kind kind, const void *at, 
                              .type = type,
                              .bound = bound};
 }
+
+/* ---- caches ---- */
+
+struct sl_kv_view case_cache(struct op_case *c, struct sl_kv_types types, int n_kv_heads,
+                             int head_dim, int n_seqs, int n_blocks, bool with_table)
+{
+    const int n_all = n_seqs * n_blocks;
+    const size_t bytes = (size_t)n_all * sl_kv_block_bytes(types, n_kv_heads, head_dim);
+    struct sl_kv_view kv = {.data = case_room(c, bytes),
+                            .types = types,
+                            .n_kv_heads = n_kv_heads,
+                            .head_dim = head_dim};
+    memset(kv.data, 0, bytes);
+    if (with_table) {
+        int32_t *table = case_positions(c, n_all, 0);
+        for (int i = n_all - 1; i > 0; i--) {
+            const uint32_t j = case_random(c, (uint32_t)i + 1);
+            const int32_t swapped = table[i];
+            table[i] = table[j];
+            table[j] = swapped;
+        }
+        kv.table = table;
+        kv.table_stride = n_blocks;
+    }
+    return kv;
+}
+
+struct sl_kv_view case_divided_cache(struct op_case *c, struct sl_kv_types types, int n_kv_heads,
+                                     int head_dim, int n_blocks, int n_first, enum sl_kv_here here)
+{
+    struct sl_kv_view kv = {.types = types,
+                            .n_kv_heads = n_kv_heads,
+                            .head_dim = head_dim,
+                            .n_first = n_first,
+                            .here = here};
+    const size_t block_bytes = sl_kv_block_bytes(types, n_kv_heads, head_dim);
+    const size_t n_later = n_blocks > n_first ? (size_t)(n_blocks - n_first) : 1;
+    /* Either part may be the lower one in memory. */
+    for (int i = 0; i < 2; i++) {
+        const bool later = (i + n_first) % 2 == 0;
+        if (here != (later ? SL_KV_FIRST : SL_KV_LATER)) {
+            const size_t bytes = (later ? n_later : (size_t)n_first) * block_bytes;
+            void *blocks = case_room(c, bytes);
+            memset(blocks, 0xff, bytes);
+            *(later ? &kv.later : &kv.data) = blocks;
+        }
+    }
+    return kv;
+}
+
+void case_fill_cache(struct op_case *c, const struct sl_kv_view *kv, int32_t seq, int n)
+{
+    const size_t n_items = (size_t)n * (size_t)kv->n_kv_heads * (size_t)kv->head_dim;
+    int32_t *seqs = case_positions(c, n, 0);
+    for (int i = 0; i < n; i++) {
+        seqs[i] = seq;
+    }
+    struct sl_op op = {.kind = SL_OP_KV_STORE, .n_tokens = n};
+    op.kv_store = (struct sl_op_kv_store){.k = case_floats(c, n_items, 1.0f),
+                                          .v = case_floats(c, n_items, 1.0f),
+                                          .pos = case_positions(c, n, 0),
+                                          .seq = seqs,
+                                          .kv = *kv};
+    sl_op_run_ref(&op);
+}
+
+/* One step of rounding in the odd element is allowed; the type's own loss is in both. */
+static double store_bound(enum sl_type type)
+{
+    return type == SL_TYPE_F16 ? 1e-4 : type == SL_TYPE_Q8_0 ? 2e-3 : 2e-2;
+}
+
+/* Keys and values of each block by their types. */
+static void output_blocks(struct op_case *c, const struct sl_kv_view *kv, const char *at,
+                          int n_blocks, double least_bound)
+{
+    const size_t rows = (size_t)kv->n_kv_heads * SL_KV_BLOCK;
+    for (int side = 0; side < 2 * n_blocks; side++) {
+        const enum sl_type type = side % 2 == 0 ? kv->types.k : kv->types.v;
+        const size_t bytes = rows * sl_type_row_bytes(type, kv->head_dim);
+        case_output(c, CASE_ROWS, at, bytes, type, fmax(store_bound(type), least_bound));
+        at += bytes;
+    }
+}
+
+void case_output_cache(struct op_case *c, const struct sl_kv_view *kv, int n_blocks,
+                       double least_bound)
+{
+    const int n_first = kv->n_first > 0 && kv->n_first < n_blocks ? kv->n_first : n_blocks;
+    if (kv->here != SL_KV_LATER) {
+        output_blocks(c, kv, kv->data, n_first, least_bound);
+    }
+    if (kv->here != SL_KV_FIRST) {
+        output_blocks(c, kv, kv->later, n_blocks - n_first, least_bound);
+    }
+}
+
+/* ---- running ---- */
 
 /* Move one address from the host block to its copy. */
 #define MOVE(pointer) ((pointer) = (pointer) ? (void *)(to + ((const char *)(pointer)-from)) : NULL)

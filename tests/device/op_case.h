@@ -58,6 +58,19 @@ struct sl_matrix case_matrix(struct op_case *c, enum sl_type type, int64_t n_row
 int32_t *case_positions(struct op_case *c, int n, int32_t first);
 uint32_t case_random(struct op_case *c, uint32_t below);
 
+/* A cache for sequences with `n_blocks` blocks each, scattered over memory by a table or, with one
+ * sequence, in order without one. */
+struct sl_kv_view case_cache(struct op_case *c, struct sl_kv_types types, int n_kv_heads,
+                             int head_dim, int n_seqs, int n_blocks, bool with_table);
+/* One that is divided; what is not here has no address, and what is not written holds NaN. */
+struct sl_kv_view case_divided_cache(struct op_case *c, struct sl_kv_types types, int n_kv_heads,
+                                     int head_dim, int n_blocks, int n_first, enum sl_kv_here here);
+/* Fill positions 0 .. n-1 of a sequence with random keys and values, by the reference. */
+void case_fill_cache(struct op_case *c, const struct sl_kv_view *kv, int32_t seq, int n);
+/* The whole cache is output: what the type loses is in both, one step of rounding is allowed. */
+void case_output_cache(struct op_case *c, const struct sl_kv_view *kv, int n_blocks,
+                       double least_bound);
+
 struct sl_op *case_op(struct op_case *c, enum sl_op_kind kind, int n_tokens);
 void case_output(struct op_case *c, enum case_output_kind kind, const void *at, size_t bytes,
                  enum sl_type type, double bound);
