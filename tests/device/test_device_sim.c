@@ -210,6 +210,54 @@ static void test_bad_cache_blocks(void **state)
     }
 }
 
+/* Of a divided cache the part that is here is looked at: its first block at once, the others when
+ * the op runs. The other part may be anywhere. */
+static void test_bad_cache_parts(void **state)
+{
+    (void)state;
+    static const struct {
+        enum sl_kv_here here;
+        int32_t pos;
+        bool no_first, no_later;
+        bool refused, fails;
+    } cases[] = {
+        {SL_KV_ALL, 127, false, false, false, false},  {SL_KV_ALL, 128, false, false, false, true},
+        {SL_KV_ALL, 0, true, false, true, false},      {SL_KV_ALL, 0, false, true, true, false},
+        {SL_KV_FIRST, 128, false, true, false, false}, {SL_KV_FIRST, 0, true, false, true, false},
+        {SL_KV_LATER, 0, true, false, false, false},   {SL_KV_LATER, 128, true, false, false, true},
+        {SL_KV_LATER, 64, false, true, true, false},
+    };
+    const struct sl_kv_types f16 = {SL_TYPE_F16, SL_TYPE_F16};
+    const size_t block_bytes = sl_kv_block_bytes(f16, 1, 32);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct bench b = make_bench(NULL, 1 << 20);
+        float zeros[64] = {0};
+        assert_ok(
+            b.vt->copy_to_device(b.dev, b.stream, b.mem, &cases[i].pos, sizeof(int32_t), &err),
+            err);
+        assert_ok(b.vt->copy_to_device(b.dev, b.stream, b.mem + 256, zeros, sizeof zeros, &err),
+                  err);
+        struct sl_op op = {.kind = SL_OP_KV_STORE, .n_tokens = 1};
+        op.kv_store = (struct sl_op_kv_store){
+            .k = (const float *)(const void *)(b.mem + 256),
+            .v = (const float *)(const void *)(b.mem + 384),
+            .pos = (const int32_t *)(const void *)b.mem,
+            .kv = {.data = cases[i].no_first ? NULL : b.mem + 1024,
+                   .types = f16,
+                   .n_kv_heads = 1,
+                   .head_dim = 32,
+                   .n_first = 1,
+                   .here = cases[i].here,
+                   /* one block up to the end */
+                   .later = cases[i].no_later ? NULL : b.mem + b.bytes - block_bytes}};
+        const enum sluice_status queued = b.vt->run(b.dev, b.stream, &op, 1, NULL, &err);
+        assert_int_equal(queued, cases[i].refused ? SLUICE_STATUS_INTERNAL : SLUICE_STATUS_OK);
+        const enum sluice_status ran = b.vt->stream_sync(b.dev, b.stream, &err);
+        assert_int_equal(ran, cases[i].fails ? SLUICE_STATUS_DEVICE : SLUICE_STATUS_OK);
+        free_bench(&b);
+    }
+}
+
 /* Memory is freed while work on it is still queued. */
 static void test_freed_too_early(void **state)
 {
@@ -440,6 +488,7 @@ int main(void)
         cmocka_unit_test(test_fresh_memory_is_poison),
         cmocka_unit_test(test_bad_addresses),
         cmocka_unit_test(test_bad_cache_blocks),
+        cmocka_unit_test(test_bad_cache_parts),
         cmocka_unit_test(test_freed_too_early),
         cmocka_unit_test(test_memory_limit),
         cmocka_unit_test(test_bandwidth),
