@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The operators that go row by row: norm, rotary embedding, KV store, add, merge. Rows are shared out in
- * equal runs; each is small and costs the same.
+ * The operators that go row by row: norm, rotary embedding, KV store, add, merge. Rows are shared
+ * out in equal runs; each is small and costs the same.
  */
 #include <math.h>
 #include <string.h>
