@@ -172,8 +172,8 @@ struct sl_op_kv_store {
  * (host-known: largest pos + 1, possibly rounded up).
  *
  * Of a divided cache only positions whose blocks are here count. `lse` says by what each row was
- * divided, so that SL_OP_MERGE can put both sides together; a sink counts, too. A row that sees
- * nothing is 0, its lse -INFINITY. */
+ * divided, so that SL_OP_MERGE can put both sides together. A sink counts, and must be given to one
+ * side alone. A row that sees nothing is 0, its lse -INFINITY. */
 struct sl_op_attention {
     const float *q; /* [n_tokens, n_heads, head_dim] */
     float *y;       /* [n_tokens, n_heads, head_dim] */

@@ -174,6 +174,9 @@ double sl_profile_op_ns(const struct sl_profile *profile, enum sl_unit unit, con
         return 2 * fixed + experts_ns(profile, unit, op);
     case SL_OP_ADD:
         return fixed + profile->elementwise_mib_ns[unit] * f32 * (double)op->add.n;
+    case SL_OP_MERGE:
+        return fixed +
+               profile->elementwise_mib_ns[unit] * f32 * op->merge.n_heads * op->merge.head_dim;
     default:
         return fixed;
     }
