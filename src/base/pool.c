@@ -35,7 +35,7 @@
 /* How long to spin for the others of the team before sleeping, and for the next run: longer than
  * the gap between two shards of a token. With more threads than cores somebody needs this core. */
 #define SPIN_NS 50000
-#define IDLE_SPIN_NS 400000
+#define IDLE_SPIN_NS 3000000
 #define SPIN_NS_CROWDED 2000
 /* Rounds of `pause` between looks at the clock. */
 #define SPIN_ROUNDS 32

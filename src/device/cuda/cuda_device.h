@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The CUDA device's own structs, shared by its C files: device.c (vtable), transfer.c (copies and
- * page-locked memory), probe.c (driver, GPU and context).
+ * page-locked memory), wait.c, probe.c (driver, GPU and context).
  */
 #ifndef SL_DEVICE_CUDA_CUDA_DEVICE_H
 #define SL_DEVICE_CUDA_CUDA_DEVICE_H
@@ -40,14 +40,23 @@ struct sl_cuda_ring {
     struct sl_cuda_ticket tickets[SL_CUDA_TICKETS];
 };
 
+/* How long the last waits for something took, in a ring. */
+#define SL_CUDA_WAITS 8
+struct sl_cuda_waits {
+    uint64_t ns[SL_CUDA_WAITS];
+    int next;
+};
+
 struct sl_stream {
     cudaStream_t handle;
     cudaEvent_t idle; /* recorded to wait for the stream */
-    bool recording;   /* a graph */
+    struct sl_cuda_waits waits;
+    bool recording; /* a graph */
 };
 
 struct sl_event {
     cudaEvent_t handle;
+    struct sl_cuda_waits waits;
     bool timing;
     bool recorded;
 };
@@ -83,8 +92,9 @@ enum sluice_status sl_cuda_fail(struct sluice_error *err, cudaError_t code, cons
         }                                                                                          \
     } while (0)
 
-/* Wait for an event that was made with cudaEventBlockingSync: spin shortly, then sleep. */
-cudaError_t sl_cuda_event_wait(cudaEvent_t event);
+/* wait.c: wait for an event that was made with cudaEventBlockingSync. `waits` (or NULL) is what is
+ * known of waits for it. */
+cudaError_t sl_cuda_event_wait(cudaEvent_t event, struct sl_cuda_waits *waits);
 
 /* probe.c: check driver, GPU and code for it; make the context; fill the description fields. */
 enum sluice_status sl_cuda_probe(struct sl_cuda_device *dev, int ordinal, struct sluice_error *err);

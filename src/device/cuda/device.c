@@ -12,12 +12,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/mem.h"
 #include "device/cuda/cuda_device.h"
-
-#define SPIN_NS 40000 /* a sleeping wait costs about as much in wake-up time */
 
 static struct sl_cuda_device *cuda_device(struct sl_device *dev)
 {
@@ -59,19 +56,6 @@ enum sluice_status sl_cuda_fail(struct sluice_error *err, cudaError_t code, cons
                         is_sticky(code) ? "; the GPU context is lost, this device must be made anew"
                                           " in a new process"
                                         : "");
-}
-
-cudaError_t sl_cuda_event_wait(cudaEvent_t event)
-{
-    const uint64_t start_ns = sl_clock_now_ns();
-    do {
-        const cudaError_t code = cudaEventQuery(event);
-        if (code != cudaErrorNotReady) {
-            return code;
-        }
-        cudaGetLastError(); /* "not ready" would be found as the error of a later launch */
-    } while (sl_clock_now_ns() - start_ns < SPIN_NS);
-    return cudaEventSynchronize(event);
 }
 
 /* ---- memory and description ---- */
@@ -178,7 +162,7 @@ static enum sluice_status stream_sync(struct sl_device *device, struct sl_stream
     const struct sl_cuda_device *dev = cuda_device(device);
     SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
     SL_CUDA_TRY(cudaEventRecord(stream->idle, stream->handle), err, "waiting for a stream");
-    SL_CUDA_TRY(sl_cuda_event_wait(stream->idle), err, "waiting for a stream");
+    SL_CUDA_TRY(sl_cuda_event_wait(stream->idle, &stream->waits), err, "waiting for a stream");
     return SLUICE_STATUS_OK;
 }
 
@@ -246,7 +230,7 @@ static enum sluice_status event_sync(struct sl_device *device, struct sl_event *
         return SLUICE_STATUS_OK;
     }
     SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
-    SL_CUDA_TRY(sl_cuda_event_wait(event->handle), err, "waiting for an event");
+    SL_CUDA_TRY(sl_cuda_event_wait(event->handle, &event->waits), err, "waiting for an event");
     return SLUICE_STATUS_OK;
 }
 

@@ -220,7 +220,7 @@ static size_t next_piece(const struct sl_cuda_device *dev, const char *p, size_t
 static enum sluice_status ring_retire(struct sl_cuda_ring *ring, struct sluice_error *err)
 {
     struct sl_cuda_ticket *ticket = &ring->tickets[ring->n_retired % SL_CUDA_TICKETS];
-    SL_CUDA_TRY(sl_cuda_event_wait(ticket->done), err, "waiting for an earlier copy");
+    SL_CUDA_TRY(sl_cuda_event_wait(ticket->done, NULL), err, "waiting for an earlier copy");
     ring->tail = ticket->end;
     ring->n_retired++;
     return SLUICE_STATUS_OK;
