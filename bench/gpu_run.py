@@ -129,12 +129,13 @@ class Session:
                    str(n_prompt), str(n_gen)] + budgets
         text = self.run(command, 200)
         first = self.rows[0] if self.rows else {}
+        words = [os.path.basename(word) for word in command]
         for line in (text or "").splitlines():
             row = json.loads(line)
             row.update(date=str(datetime.date.today()), device="cuda", unit="nat",
                        commit=first.get("commit"), machine=first.get("machine"),
                        threads=self.args.threads, prompt_tokens=n_prompt, generated_tokens=n_gen,
-                       command="bench-device_kl " + " ".join(command[1:]).replace(self.args.tmp + "/", ""))
+                       command=" ".join(words))
             self.add(row)
 
     def checks(self):

@@ -88,8 +88,9 @@ class Runner:
         row = dict(row, model=cell.model, context=cell.context, budget_mib=cell.budget_mib,
                    batch=cell.batch, strategy=cell.strategy)
         if row.get("prompt_tokens"):
-            seconds = row["prompt_tokens"] / row["value"]
-            self.rows.append(dict(row, metric="ttft_s", value=seconds, unit="s"))
+            seconds = {name: row["prompt_tokens"] / row[name]
+                       for name in ("value", "predicted", "corrected") if row.get(name)}
+            self.rows.append(dict(row, metric="ttft_s", unit="s", **seconds))
         self.rows.append(row)
 
     def expected(self, cell):
