@@ -21,7 +21,7 @@
 #include "model/arch.h"
 #include "synth/synth.h"
 
-#define N_CASES 400
+#define N_CASES 320
 #define CASES_A_MODEL 8
 #define N_CTX 384 /* enough for caches that are cut by blocks */
 #define SHORT_PROMPT 48
