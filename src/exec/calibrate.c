@@ -23,7 +23,8 @@
 struct sl_cal_sizes sl_cal_sizes_of(const struct sl_cal *c, int32_t n, int32_t n_rows)
 {
     const struct sl_hparams *const hp = &c->model->hp;
-    const size_t n_blocks = ((size_t)SL_CAL_DEPTH + (size_t)n + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
+    const size_t n_blocks =
+        ((size_t)SL_CALIBRATED_DEPTH + (size_t)n + SL_KV_BLOCK - 1) / SL_KV_BLOCK;
     struct sl_cal_sizes s = {
         .hidden = sl_cal_align((size_t)n_rows * hp->n_embd * sizeof(float)),
         .logits = sl_cal_align(hp->n_vocab * sizeof(float)),
@@ -66,14 +67,14 @@ void sl_cal_set_pass(struct sl_cal *c, int32_t n)
     c->bind.at_hand = NULL;
     c->bind.n_tokens = n;
     c->bind.n_outputs = 1;
-    c->bind.n_kv_max = SL_CAL_DEPTH + n;
+    c->bind.n_kv_max = SL_CALIBRATED_DEPTH + n;
 }
 
 double sl_cal_expected_ns(const struct sl_cal *c, enum sl_unit unit, const struct sl_shard *shard)
 {
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const int n_ops = sl_shard_build(c->model, shard, &c->bind, ops);
-    return sl_profile_list_ns(c->profile, unit, ops, n_ops, SL_CAL_DEPTH, 1);
+    return sl_profile_list_ns(c->profile, unit, ops, n_ops, SL_CALIBRATED_DEPTH, 1);
 }
 
 void sl_cal_keep(struct sl_cal *c, enum sl_unit unit, enum sl_work work, int32_t tier,
@@ -122,7 +123,7 @@ static enum sluice_status init_inputs(struct sl_cal *c)
         c->noise[i] = (float)((double)(state >> 40) / (1 << 24) - 0.5) * 3.0f;
     }
     for (int32_t i = 0; i < SL_CAL_MOST_TOKENS; i++) {
-        c->pos[i] = SL_CAL_DEPTH + i;
+        c->pos[i] = SL_CALIBRATED_DEPTH + i;
     }
     return SLUICE_STATUS_OK;
 }

@@ -9,7 +9,6 @@
 #include "exec/calibrate.h"
 #include "plan/plan.h"
 
-#define SL_CAL_DEPTH 256        /* cache positions before the pass */
 #define SL_CAL_MOST_TOKENS 2048 /* larger tiers take the figures of this one */
 
 /* Of a shared mixture two amounts of experts are timed, all that a pass uses and a quarter: the

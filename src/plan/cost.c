@@ -44,22 +44,33 @@ static double list_ns(const struct sl_search *s, enum sl_unit unit, const struct
                               sl_search_sequences(s, n_tokens));
 }
 
+/* The same by what the model was timed at. On the GPU what a deeper cache adds to that is by the
+ * machine's own figures: the factor of a short list is mostly one of launches, of which depth adds
+ * none. */
+static double timed_ns(const struct sl_search *s, enum sl_unit unit, const struct sl_shard *shard,
+                       const struct sl_op *ops, int n_ops, int32_t n_tokens)
+{
+    const double factor = s->profile->work_factor[unit][shard->kind][tier_of(n_tokens)];
+    const double ns = list_ns(s, unit, ops, n_ops, n_tokens);
+    if (unit != SL_UNIT_GPU || s->depth <= SL_CALIBRATED_DEPTH) {
+        return factor * ns;
+    }
+    const double timed = sl_profile_list_ns(s->profile, unit, ops, n_ops, SL_CALIBRATED_DEPTH,
+                                            sl_search_sequences(s, n_tokens));
+    return factor * timed + ns - timed;
+}
+
 struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_shard *shard,
                                    int32_t n_tokens)
 {
     const struct sl_shard_bind bind = bind_for_cost(s, n_tokens);
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const int n_ops = sl_shard_build(s->model, shard, &bind, ops);
-    const double(*const factor)[SL_N_WORKS][SL_N_TIERS] = s->profile->work_factor;
-    const int32_t tier = tier_of(n_tokens);
     const bool graphs = n_tokens <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1];
     struct sl_shard_cost cost = {
-        .cpu_ns =
-            factor[SL_UNIT_CPU][shard->kind][tier] * list_ns(s, SL_UNIT_CPU, ops, n_ops, n_tokens),
-        .cpu_busy_ns = factor[SL_UNIT_CPU_BUSY][shard->kind][tier] *
-                       list_ns(s, SL_UNIT_CPU_BUSY, ops, n_ops, n_tokens),
-        .gpu_ns =
-            factor[SL_UNIT_GPU][shard->kind][tier] * list_ns(s, SL_UNIT_GPU, ops, n_ops, n_tokens),
+        .cpu_ns = timed_ns(s, SL_UNIT_CPU, shard, ops, n_ops, n_tokens),
+        .cpu_busy_ns = timed_ns(s, SL_UNIT_CPU_BUSY, shard, ops, n_ops, n_tokens),
+        .gpu_ns = timed_ns(s, SL_UNIT_GPU, shard, ops, n_ops, n_tokens),
         .issue_ns = (graphs ? 1 : n_ops) * s->profile->issue_ns,
     };
     for (uint32_t w = 0; w < shard->n_weights; w++) {
@@ -70,17 +81,23 @@ struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_sh
     return cost;
 }
 
-/* Time of one part of a shard on a unit, by the machine's profile. */
-static double part_ns(const struct sl_search *s, const struct sl_shard *shard, int32_t n_tokens,
-                      enum sl_shard_part part, enum sl_unit unit)
+static int part_ops(const struct sl_search *s, const struct sl_shard *shard, int32_t n_tokens,
+                    enum sl_shard_part part, struct sl_op *ops)
 {
     static const uint8_t some = 1; /* the division costs an operator too */
     struct sl_shard_bind bind = bind_for_cost(s, n_tokens);
     bind.part = part;
     bind.at_hand = &some;
     bind.cut = sl_shard_cut(s->model, shard, s->split);
+    return sl_shard_build(s->model, shard, &bind, ops);
+}
+
+/* Time of one part of a shard on a unit, by the machine's profile. */
+static double part_ns(const struct sl_search *s, const struct sl_shard *shard, int32_t n_tokens,
+                      enum sl_shard_part part, enum sl_unit unit)
+{
     struct sl_op ops[SL_SHARD_MAX_OPS];
-    const int n_ops = sl_shard_build(s->model, shard, &bind, ops);
+    const int n_ops = part_ops(s, shard, n_tokens, part, ops);
     return list_ns(s, unit, ops, n_ops, n_tokens);
 }
 
@@ -97,7 +114,6 @@ struct sl_shard_cost sl_cost_cut(const struct sl_search *s, const struct sl_shar
         cost.copy_ns += sl_profile_copy_ns(s->profile, bytes);
         cost.copy_ns += n_rows > 1 ? APART_ROW_NS * (double)n_rows : 0;
     }
-    const int32_t tier = tier_of(n_tokens);
     const struct {
         double *ns;
         enum sl_shard_part part;
@@ -120,8 +136,9 @@ struct sl_shard_cost sl_cost_cut(const struct sl_search *s, const struct sl_shar
         if (parts[i].part == SL_PART_JOIN && !divided) {
             break; /* an addition, which moving the sum up counts in */
         }
-        *parts[i].ns = part_ns(s, shard, n_tokens, parts[i].part, parts[i].unit) *
-                       s->profile->work_factor[parts[i].unit][shard->kind][tier];
+        struct sl_op ops[SL_SHARD_MAX_OPS];
+        const int n_ops = part_ops(s, shard, n_tokens, parts[i].part, ops);
+        *parts[i].ns = timed_ns(s, parts[i].unit, shard, ops, n_ops, n_tokens);
     }
     return cost;
 }

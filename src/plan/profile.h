@@ -35,6 +35,9 @@ enum sl_work {
     SL_N_WORKS
 };
 
+/* Cache positions before the passes that a model is timed with. */
+#define SL_CALIBRATED_DEPTH 256
+
 struct sl_profile {
     enum sl_device_kind kind; /* NONE: no GPU, the CPU rows alone count */
     char gpu[96];
@@ -58,7 +61,7 @@ struct sl_profile {
     double issue_ns; /* host time to queue one op */
 
     /* Time that a model's work takes beside what the figures above make of its operators: by unit,
-     * work and tier. 1 where only the machine was measured. */
+     * work and tier, behind SL_CALIBRATED_DEPTH tokens. 1 where only the machine was measured. */
     double work_factor[SL_N_UNITS][SL_N_WORKS][SL_N_TIERS];
     double copy_factor; /* the same of copies into VRAM */
 

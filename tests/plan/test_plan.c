@@ -622,6 +622,37 @@ static void test_depth(void **state)
     }
 }
 
+static double resident_pass_ns(const struct sl_profile *profile, int32_t depth)
+{
+    struct sluice_error err;
+    struct sl_plan *plan = NULL;
+    struct sl_plan_options o = plan_options(1u << 30, SL_STRATEGY_RESIDENT, 4);
+    o.n_ctx = 1 << 14;
+    o.depth = depth;
+    assert_ok(sl_plan_create(&plan, models[0], profile, &o, &err), err);
+    const double ns = plan->tiers[0].predicted.pass_ns;
+    sl_plan_destroy(&plan);
+    return ns;
+}
+
+/* What timing a model has found of its short lists holds for what they are, not for what a deeper
+ * cache adds on the GPU. */
+static void test_factors_and_depth(void **state)
+{
+    (void)state;
+    struct sl_profile profile;
+    make_profile(MACHINE_TYPICAL, &profile);
+    const double near = resident_pass_ns(&profile, SL_CALIBRATED_DEPTH);
+    const double far = resident_pass_ns(&profile, 1 << 13);
+    for (int t = 0; t < SL_N_TIERS; t++) {
+        profile.work_factor[SL_UNIT_GPU][SL_WORK_ATTENTION][t] = 3;
+    }
+    const double slow_near = resident_pass_ns(&profile, SL_CALIBRATED_DEPTH);
+    const double slow_far = resident_pass_ns(&profile, 1 << 13);
+    assert_true(far > near && slow_near > near);
+    assert_true(fabs((slow_far - slow_near) - (far - near)) < 1e-6 * far);
+}
+
 static void test_options(void **state)
 {
     (void)state;
@@ -694,8 +725,8 @@ int main(void)
         cmocka_unit_test(test_random_plans),  cmocka_unit_test(test_smallest_budget),
         cmocka_unit_test(test_smallest_auto), cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_cpu_only),      cmocka_unit_test(test_predictions),
-        cmocka_unit_test(test_depth),         cmocka_unit_test(test_options),
-        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_depth),         cmocka_unit_test(test_factors_and_depth),
+        cmocka_unit_test(test_options),       cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
