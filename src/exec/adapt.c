@@ -28,6 +28,7 @@
 #define GOOD_ENOUGH 0.02 /* off by less, figures stay */
 #define LEAST_PART 0.25  /* of a pass that the CPU is busy, for its figures to be corrected */
 #define DECISIVE 0.85    /* of a pass that an engine is busy which alone decides */
+#define NEAR 1.1         /* beside the depth that models are timed at, for factors to be at fault */
 #define LEAST_FACTOR 0.05
 #define MOST_FACTOR 200.0
 
@@ -115,6 +116,13 @@ static bool reads_system_memory(const struct sl_context *ctx, int32_t tier)
            (size_t)plan->n_slots < (size_t)ctx->model->hp.n_layers * ctx->model->hp.n_experts;
 }
 
+/* Whether a pass of a tier takes about what it would at the depth that factors are for. */
+static bool is_near(const struct sl_context *ctx, int32_t tier, double pass_ns)
+{
+    struct sl_sim_result timed;
+    return predict(ctx, tier, SL_CALIBRATED_DEPTH, &timed) && pass_ns < NEAR * timed.pass_ns;
+}
+
 /* What the CPU does not explain: only where a single engine decides is it the one to blame. A pass
  * is not quite proportional to it, so the way is made in steps. */
 static void correct_others(struct sl_context *ctx, int32_t tier, const struct sl_pass_times *times,
@@ -133,7 +141,8 @@ static void correct_others(struct sl_context *ctx, int32_t tier, const struct sl
         if (now.copy_busy_ns > DECISIVE * now.pass_ns) {
             scale(&p->copy_factor, ratio, weight);
         } else if (now.gpu_busy_ns > DECISIVE * now.pass_ns && now.cpu_busy_ns == 0 &&
-                   now.copy_busy_ns == 0 && !reads_system_memory(ctx, tier)) {
+                   now.copy_busy_ns == 0 && !reads_system_memory(ctx, tier) &&
+                   is_near(ctx, tier, now.pass_ns)) {
             scale_unit(p, SL_UNIT_GPU, tier, ratio, weight);
         } else {
             return;

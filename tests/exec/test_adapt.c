@@ -295,6 +295,41 @@ static void test_steady(void **state)
     end(&s);
 }
 
+/* Where the GPU alone decides, short passes correct what was timed of the model; deep ones, whose
+ * time is that of the cache, do not. */
+static void test_deep(void **state)
+{
+    (void)state;
+    struct sl_profile profile;
+    streaming_profile(&profile);
+    for (int t = 0; t < SL_N_TIERS; t++) {
+        for (int type = 0; type < SL_TYPE_N; type++) {
+            profile.linear_ns[SL_UNIT_CPU][type][t] *= 1000;
+            profile.linear_ns[SL_UNIT_CPU_BUSY][type][t] *= 1000;
+        }
+    }
+    for (int is_deep = 0; is_deep < 2; is_deep++) {
+        struct set_up s;
+        begin_in(&s, "llama", &profile, SL_STRATEGY_AUTO, 1, 48u << 20);
+        assert_int_equal(count(tier_of(s.ctx), s.ctx->plan->n_shards, SL_PLACE_RESIDENT),
+                         s.ctx->plan->n_shards);
+        struct sl_sim_result at;
+        const struct sl_replan replan = {.depth = is_deep ? 1 << 20 : 20};
+        assert_ok(sl_plan_predict(&at, s.ctx->plan, s.model, &profile, &replan, NULL),
+                  (struct sluice_error){0});
+        assert_true(at.cpu_busy_ns == 0 && at.copy_busy_ns == 0);
+        const struct sl_pass_times t = {.pass_ns = at.pass_ns / 2, .depth = replan.depth};
+        for (int i = 0; i < N_PASSES; i++) {
+            sl_adapt_note(s.ctx, 0, &t);
+        }
+        const double factor = s.ctx->adapt.profile.work_factor[SL_UNIT_GPU][SL_WORK_FFN][0] /
+                              profile.work_factor[SL_UNIT_GPU][SL_WORK_FFN][0];
+        assert_true(is_deep ? factor == 1 : factor < 0.7);
+        assert_true(fabs(tier_of(s.ctx)->corrected.pass_ns / t.pass_ns - 1) < 0.15);
+        end(&s);
+    }
+}
+
 /* Whenever it is told to, a contest ends with the best plan so far. */
 static void test_told(void **state)
 {
@@ -458,9 +493,10 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slow_link),   cmocka_unit_test(test_slow_cpu),
-        cmocka_unit_test(test_steady),      cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_told),        cmocka_unit_test(test_same_text),
-        cmocka_unit_test(test_real_passes), cmocka_unit_test(test_no_memory)};
+        cmocka_unit_test(test_slow_link), cmocka_unit_test(test_slow_cpu),
+        cmocka_unit_test(test_steady),    cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_told),      cmocka_unit_test(test_deep),
+        cmocka_unit_test(test_same_text), cmocka_unit_test(test_real_passes),
+        cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
