@@ -21,6 +21,7 @@ struct sl_engine {
     struct sl_context *ctx;
     struct sl_trace *trace; /* of --trace; NULL: none */
     int n_threads;
+    int n_threads_short, n_threads_long; /* of those, by phase; 0: all */
     int32_t n_ctx;
     uint64_t budget_bytes;
 };

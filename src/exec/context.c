@@ -5,6 +5,7 @@
  */
 #include "exec/context.h"
 
+#include <limits.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -386,6 +387,11 @@ enum sluice_status sl_context_create(struct sl_context **out, const struct sl_mo
     SL_CHECK(ctx, OUT_OF_MEMORY, err, "no memory for a context");
     ctx->model = model;
     ctx->pool = options->pool;
+    ctx->n_threads_short = options->n_threads_short;
+    ctx->n_threads_long = options->n_threads_long;
+    if (ctx->pool && (ctx->n_threads_short > 0 || ctx->n_threads_long > 0)) {
+        sl_pool_limit(ctx->pool, INT_MAX); /* scratch is for all of them */
+    }
     ctx->kernels = options->kernels ? options->kernels : sl_cpu_kernels(sl_cpu_level());
     ctx->cancelled = options->cancelled;
     ctx->cancelled_user = options->cancelled_user;

@@ -16,8 +16,11 @@ struct sl_context;
 struct sl_trace;
 
 struct sl_context_options {
-    struct sl_device *device;             /* borrowed; NULL: CPU only */
-    struct sl_pool *pool;                 /* borrowed; NULL: the caller's thread alone */
+    struct sl_device *device; /* borrowed; NULL: CPU only */
+    struct sl_pool *pool;     /* borrowed; NULL: the caller's thread alone */
+    /* Of the pool's threads, in passes that could be recorded (up to 16 tokens) and in longer ones;
+     * both 0: all, and nobody changes the pool's limit. */
+    int n_threads_short, n_threads_long;
     const struct sl_cpu_kernels *kernels; /* NULL: the best of this machine */
     const struct sl_profile *profile;     /* read during creation only */
     /* Passes correct the figures of the profile, and plans of generation are compared on real

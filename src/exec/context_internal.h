@@ -68,6 +68,7 @@ struct sl_context {
     const struct sl_model *model;
     struct sl_device *device;
     struct sl_pool *pool;
+    int n_threads_short, n_threads_long; /* see struct sl_context_options */
     const struct sl_cpu_kernels *kernels;
     bool (*cancelled)(void *user);
     void *cancelled_user;

@@ -590,11 +590,22 @@ static void embed(struct sl_context *ctx, const int32_t *tokens, int32_t n)
     }
 }
 
+/* As many threads as the phase was given. */
+static void limit_threads(const struct sl_context *ctx, int32_t n)
+{
+    const bool is_short = n <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1];
+    const int wanted = is_short ? ctx->n_threads_short : ctx->n_threads_long;
+    if (ctx->pool && wanted > 0 && sl_pool_n_threads(ctx->pool) != wanted) {
+        sl_pool_limit(ctx->pool, wanted);
+    }
+}
+
 enum sluice_status sl_pass_run(struct sl_context *ctx, const struct sl_batch *batch,
                                struct sluice_error *err)
 {
     const uint64_t start = sl_clock_now_ns();
     const int32_t n = batch->n, t = sl_plan_tier(ctx->plan, n);
+    limit_threads(ctx, n);
     struct sl_pass p = {.ctx = ctx,
                         .vt = ctx->device ? ctx->device->vt : NULL,
                         .tier = &ctx->plan->tiers[t],

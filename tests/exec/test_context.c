@@ -409,6 +409,41 @@ static void test_outputs(void **state)
     sl_model_close(&model);
 }
 
+/* Short passes and long ones each by their own number of threads, with the same result. */
+static void test_phases(void **state)
+{
+    (void)state;
+    struct sluice_error err;
+    struct sl_model *model = helper_open_model("qwen3", 0, MAX_VOCAB);
+    struct sl_profile profile;
+    struct sl_pool *pool = NULL;
+    static float rows[2][MAX_VOCAB];
+    int32_t tokens[24];
+    for (int i = 0; i < 24; i++) {
+        tokens[i] = (int32_t)((uint32_t)(i * 13 + 5) % model->hp.n_vocab);
+    }
+    helper_eager_profile(&profile, 3);
+    assert_ok(sl_pool_create(&pool, &(struct sl_pool_options){.n_threads = 3}, &err), err);
+    for (int limited = 0; limited < 2; limited++) {
+        const struct sl_context_options options = {.pool = pool,
+                                                   .n_threads_short = limited,
+                                                   .n_threads_long = 2 * limited,
+                                                   .profile = &profile,
+                                                   .plan = plan_options(0, SL_STRATEGY_AUTO, 64)};
+        struct sl_context *ctx = NULL;
+        assert_ok(sl_context_create(&ctx, model, &options, &err), err);
+        assert_int_equal(sl_pool_n_threads(pool), 3);
+        assert_ok(sl_context_eval(ctx, tokens, 23, 1, NULL, &err), err);
+        assert_int_equal(sl_pool_n_threads(pool), limited ? 2 : 3);
+        assert_ok(sl_context_eval(ctx, tokens + 23, 1, 1, rows[limited], &err), err);
+        assert_int_equal(sl_pool_n_threads(pool), limited ? 1 : 3);
+        sl_context_destroy(&ctx);
+    }
+    assert_memory_equal(rows[0], rows[1], model->hp.n_vocab * sizeof(float));
+    sl_pool_destroy(&pool);
+    sl_model_close(&model);
+}
+
 /* A pass that is longer than a piece (model/shard.c) gives what short passes give. */
 static void test_long_pass(void **state)
 {
@@ -582,7 +617,7 @@ int main(void)
         cmocka_unit_test(test_cuts),        cmocka_unit_test(test_smallest_budget),
         cmocka_unit_test(test_outputs),     cmocka_unit_test(test_device_faults),
         cmocka_unit_test(test_host_faults), cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_long_pass),
+        cmocka_unit_test(test_phases),      cmocka_unit_test(test_long_pass),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
