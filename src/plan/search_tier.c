@@ -373,7 +373,7 @@ static int32_t guess_fed(struct sl_search *s, struct sl_candidate c, const struc
     const int32_t n = (int32_t)s->model->hp.n_experts;
     int32_t guess = n / 2;
     double least = HUGE_VAL;
-    for (int32_t n_fed = FED_GUESS_STEP; n_fed < n; n_fed += FED_GUESS_STEP) {
+    for (int32_t n_fed = FED_GUESS_STEP; s->layers_alike && n_fed < n; n_fed += FED_GUESS_STEP) {
         if (fill_fed(s, &c, b, multiple, n_fed, head_streamed)) {
             const double ns = sl_cost_least_ns(s, &c);
             guess = ns < least ? n_fed : guess;
