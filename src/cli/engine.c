@@ -74,14 +74,14 @@ static bool load_description(struct sl_device_info *out)
 
 /* --threads, or physical cores. The thread that drives the GPU needs one: never spin on both
  * sides. With --threads-batch the pool is for the larger number, and contexts take part of it. */
-static int choose_threads(struct sl_engine *e, const struct sl_options *options, bool gpu)
+static void choose_threads(struct sl_engine *e, const struct sl_options *options, bool gpu)
 {
     const int asked = (int)sl_options_int(options, SL_OPT_THREADS);
     const int cores = sl_pool_n_physical_cores();
     const int n = asked > 0 ? asked : gpu && cores > 1 ? cores - 1 : cores;
     e->n_threads_long = (int)sl_options_int(options, SL_OPT_THREADS_BATCH);
     e->n_threads_short = e->n_threads_long > 0 ? n : 0;
-    return e->n_threads_long > n ? e->n_threads_long : n;
+    e->n_threads = e->n_threads_long > n ? e->n_threads_long : n;
 }
 
 /* The device that --device and --vram ask for. */
@@ -110,7 +110,7 @@ enum sluice_status sl_engine_open_device(struct sl_engine *e, const struct sl_op
             save_description(&e->info);
         }
     }
-    e->n_threads = choose_threads(e, options, e->device != NULL);
+    choose_threads(e, options, e->device != NULL);
     const struct sl_pool_options pool = {.n_threads = e->n_threads, .yielding = true};
     return sl_pool_create(&e->pool, &pool, err);
 }
@@ -293,7 +293,7 @@ static bool load_known_machine(struct sl_engine *e, const struct sl_options *opt
     if (!load_description(&e->info)) {
         return false;
     }
-    e->n_threads = choose_threads(e, options, true);
+    choose_threads(e, options, true);
     sl_profile_file_name(name, sizeof name, SL_DEVICE_CUDA, e->info.name, sl_cpu_name(),
                          e->n_threads);
     const bool good = sl_file_cache_path(name, &path, NULL) == SLUICE_STATUS_OK &&

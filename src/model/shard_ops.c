@@ -316,6 +316,22 @@ static void add_ffn_parts(struct builder *b, const struct sl_shard_workspace *ws
     }
 }
 
+/* Where the sums of a sub-layer go: into the residual stream, or by way of `temp` through a norm.
+ */
+static float *sum_of(const struct builder *b, size_t post_norm, size_t temp)
+{
+    return post_norm == SL_NO_CONST ? b->bind->hidden : work(b, temp);
+}
+
+/* All sums are there. */
+static void end_sublayer(struct builder *b, size_t post_norm, const float *sum)
+{
+    if (post_norm != SL_NO_CONST) {
+        add_norm(b, b->bind->n_tokens, post_norm, sum, b->bind->hidden, b->model->hp.n_embd, 1)
+            ->accumulate = true;
+    }
+}
+
 typedef void add_parts_fn(struct builder *b, const struct sl_shard_workspace *ws, float *y,
                           bool accumulate);
 
@@ -329,7 +345,7 @@ static void build_sublayer(struct builder *b, size_t pre_norm, size_t post_norm,
     const int32_t n = bind->n_tokens;
     const uint32_t n_embd = b->model->hp.n_embd;
     const bool direct = post_norm == SL_NO_CONST;
-    float *const sum = direct ? bind->hidden : work(b, temp);
+    float *const sum = sum_of(b, post_norm, temp);
     if (bind->part == SL_PART_WHOLE || bind->part == SL_PART_ROUTE) {
         add_norm(b, n, pre_norm, bind->hidden, work(b, ws->a), n_embd, 1);
     }
@@ -340,8 +356,8 @@ static void build_sublayer(struct builder *b, size_t pre_norm, size_t post_norm,
     } else if (bind->part != SL_PART_ROUTE) {
         add_parts(b, ws, sum, direct);
     }
-    if (!direct && (bind->part == SL_PART_WHOLE || bind->part == SL_PART_JOIN)) {
-        add_norm(b, n, post_norm, sum, bind->hidden, n_embd, 1)->accumulate = true;
+    if (bind->part == SL_PART_WHOLE || bind->part == SL_PART_JOIN) {
+        end_sublayer(b, post_norm, sum);
     }
 }
 
@@ -351,7 +367,7 @@ static void add_merged(struct builder *b, const struct sl_shard_workspace *ws,
 {
     const struct sl_shard_bind *const bind = b->bind;
     const size_t post_norm = layer_vector(b, SL_V_POST_ATTN_NORM);
-    const bool direct = post_norm == SL_NO_CONST;
+    float *const sum = sum_of(b, post_norm, ws->b);
     struct sl_op_merge *const merge = &add_op(b, SL_OP_MERGE, bind->n_tokens)->merge;
     merge->x = bind->partial ? bind->partial : work(b, ws->b);
     merge->x_lse = bind->partial_lse ? bind->partial_lse : work(b, ws->joined_lse);
@@ -359,12 +375,9 @@ static void add_merged(struct builder *b, const struct sl_shard_workspace *ws,
     merge->y_lse = work(b, ws->lse);
     merge->n_heads = (int32_t)b->model->hp.n_heads;
     merge->head_dim = (int32_t)b->model->hp.head_dim;
-    float *const sum = direct ? bind->hidden : work(b, ws->b);
-    add_columns(b, SL_W_O, &part->cut, layer_vector(b, SL_V_O_BIAS), part->a, sum, direct);
-    if (!direct) {
-        add_norm(b, bind->n_tokens, post_norm, sum, bind->hidden, b->model->hp.n_embd, 1)
-            ->accumulate = true;
-    }
+    add_columns(b, SL_W_O, &part->cut, layer_vector(b, SL_V_O_BIAS), part->a, sum,
+                post_norm == SL_NO_CONST);
+    end_sublayer(b, post_norm, sum);
 }
 
 /* One side's part of attention over a divided cache. */

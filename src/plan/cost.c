@@ -347,9 +347,9 @@ static double attentions_least_ns(const struct sl_search *s, const struct sl_can
     const bool cut = sl_split_cuts_kv(s->split);
     const struct sl_shard_cost *const cost =
         cut ? &s->cut_cost[c->tier][s->brief[0].class_id] : &s->cost[c->tier][0];
-    struct sl_shard_cost with_kv = *cost;
-    sl_cost_stream_kv(s, c->tier, &with_kv);
     if (c->attention_streamed) {
+        struct sl_shard_cost with_kv = *cost;
+        sl_cost_stream_kv(s, c->tier, &with_kv);
         *copy_ns += (s->n_layers - (cut ? 0 : c->n_kv_layers)) * with_kv.copy_ns;
         return s->n_layers * cost->gpu_ns;
     }

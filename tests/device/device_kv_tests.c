@@ -44,9 +44,6 @@ static void check_kv_store(struct sl_kv_types types, int n_tokens, int n_kv_head
     case_finish(&c);
 }
 
-#define N_KV_TYPES 3
-static const enum sl_type kv_types[N_KV_TYPES] = {SL_TYPE_F16, SL_TYPE_Q8_0, SL_TYPE_Q4_0};
-
 static void check_divided_store(struct sl_kv_types types, int n_tokens, int head_dim,
                                 int32_t first_pos, int n_first, enum sl_kv_here here)
 {
@@ -71,8 +68,9 @@ static void check_divided_store(struct sl_kv_types types, int n_tokens, int head
 static void test_kv_store(void **state)
 {
     (void)state;
-    for (int pair = 0; pair < N_KV_TYPES * N_KV_TYPES; pair++) {
-        const struct sl_kv_types types = {kv_types[pair / N_KV_TYPES], kv_types[pair % N_KV_TYPES]};
+    for (int pair = 0; pair < SL_N_KV_TYPES * SL_N_KV_TYPES; pair++) {
+        const struct sl_kv_types types = {sl_kv_type_list[pair / SL_N_KV_TYPES],
+                                          sl_kv_type_list[pair % SL_N_KV_TYPES]};
         check_kv_store(types, 1, 3, 64, 0, 1, false);
         check_kv_store(types, 1, 3, 64, 63, 1, false);
         check_kv_store(types, 1, 8, 128, 64, 1, true);
@@ -201,10 +199,10 @@ static void test_attention_types(void **state)
         {40, 2, 1, 256, 30, 1, false, true, 50, 0}, {12, 4, 2, 96, 70, 3, true, false, 40, 0},
         {1, 4, 1, 32, 4000, 1, false, false, 0, 0},
     };
-    for (int pair = 1; pair < N_KV_TYPES * N_KV_TYPES; pair++) {
+    for (int pair = 1; pair < SL_N_KV_TYPES * SL_N_KV_TYPES; pair++) {
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-            check_attention(&cases[i], (struct sl_kv_types){kv_types[pair / N_KV_TYPES],
-                                                            kv_types[pair % N_KV_TYPES]});
+            check_attention(&cases[i], (struct sl_kv_types){sl_kv_type_list[pair / SL_N_KV_TYPES],
+                                                            sl_kv_type_list[pair % SL_N_KV_TYPES]});
         }
     }
 }
@@ -242,8 +240,9 @@ static void test_attention_divided(void **state)
             check_attention_of(&cases[i].a, f16, cases[i].n_first, (enum sl_kv_here)here);
         }
     }
-    for (int pair = 1; pair < N_KV_TYPES * N_KV_TYPES; pair++) {
-        const struct sl_kv_types types = {kv_types[pair / N_KV_TYPES], kv_types[pair % N_KV_TYPES]};
+    for (int pair = 1; pair < SL_N_KV_TYPES * SL_N_KV_TYPES; pair++) {
+        const struct sl_kv_types types = {sl_kv_type_list[pair / SL_N_KV_TYPES],
+                                          sl_kv_type_list[pair % SL_N_KV_TYPES]};
         for (int i = 0; i < 3 * 3; i++) {
             const struct attention_case a[] = {
                 {1, 8, 2, 64, 300, 1, false, true, 0, 0},

@@ -369,6 +369,17 @@ static struct side make_side(const struct sl_model *model, const float *hidden)
     return s;
 }
 
+static float *make_hidden(const struct sl_model *model)
+{
+    const size_t n = N_TOKENS * model->hp.n_embd;
+    float *const hidden = malloc(n * sizeof *hidden);
+    assert_non_null(hidden);
+    for (size_t i = 0; i < n; i++) {
+        hidden[i] = sinf((float)(i * i % 977));
+    }
+    return hidden;
+}
+
 static void free_side(struct side *s)
 {
     free(s->hidden);
@@ -379,6 +390,22 @@ static void free_side(struct side *s)
 }
 
 /* Run a list; what an op leaves undefined is no number. */
+static void run_list(const struct sl_model *model, const struct sl_shard *shard,
+                     const struct sl_shard_bind *bind)
+{
+    struct sl_op ops[SL_SHARD_MAX_OPS];
+    const int n_ops = sl_shard_build(model, shard, bind, ops);
+    for (int i = 0; i < n_ops; i++) {
+        struct sluice_error err;
+        assert_ok(sl_op_validate(&ops[i], &err), err);
+        sl_op_run_ref(&ops[i]);
+        if (ops[i].kind == SL_OP_LINEAR && ops[i].linear.activation != SL_ACT_NONE) {
+            memset(ops[i].linear.part[1].y, 0xff,
+                   N_TOKENS * (size_t)ops[i].linear.part[1].w.n_rows * sizeof(float));
+        }
+    }
+}
+
 static void run_part(const struct sl_model *model, const struct sl_shard *shard,
                      const struct side *side, enum sl_shard_part part, int32_t cut,
                      const void *const *weights, const void *const *rest, const float *partial)
@@ -401,17 +428,7 @@ static void run_part(const struct sl_model *model, const struct sl_shard *shard,
         bind.weights[w] = weights ? weights[w] : shard->weights[w].m.data;
         bind.rest[w] = rest ? rest[w] : NULL;
     }
-    struct sl_op ops[SL_SHARD_MAX_OPS];
-    const int n_ops = sl_shard_build(model, shard, &bind, ops);
-    for (int i = 0; i < n_ops; i++) {
-        struct sluice_error err;
-        assert_ok(sl_op_validate(&ops[i], &err), err);
-        sl_op_run_ref(&ops[i]);
-        if (ops[i].kind == SL_OP_LINEAR && ops[i].linear.activation != SL_ACT_NONE) {
-            memset(ops[i].linear.part[1].y, 0xff,
-                   N_TOKENS * (size_t)ops[i].linear.part[1].w.n_rows * sizeof(float));
-        }
-    }
+    run_list(model, shard, &bind);
 }
 
 /* An image of a slice, gathered row by row. */
@@ -492,11 +509,7 @@ static void cuts(void **state)
     int n_cut[3] = {0};
     for (size_t f = 0; f < N_FIXTURES; f++) {
         struct sl_model *model = open_fixture(fixtures[f]);
-        float *const hidden = malloc(N_TOKENS * model->hp.n_embd * sizeof(float));
-        assert_non_null(hidden);
-        for (size_t i = 0; i < N_TOKENS * model->hp.n_embd; i++) {
-            hidden[i] = sinf((float)(i * i % 977));
-        }
+        float *const hidden = make_hidden(model);
         for (uint32_t s = 0; s < model->n_shards; s++) {
             const struct sl_shard *const shard = &model->shards[s];
             const int32_t end = sl_shard_cut_end(model, shard);
@@ -556,13 +569,7 @@ static void run_divided(const struct sl_model *model, const struct sl_shard *sha
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         bind.weights[w] = part == SL_PART_OTHERS ? NULL : shard->weights[w].m.data;
     }
-    struct sl_op ops[SL_SHARD_MAX_OPS];
-    const int n_ops = sl_shard_build(model, shard, &bind, ops);
-    for (int i = 0; i < n_ops; i++) {
-        struct sluice_error err;
-        assert_ok(sl_op_validate(&ops[i], &err), err);
-        sl_op_run_ref(&ops[i]);
-    }
+    run_list(model, shard, &bind);
     if (part == SL_PART_ROUTE) { /* what goes down */
         assert_true(choice.begin < choice.end && choice.end <= choice.bytes);
     }
@@ -614,11 +621,7 @@ static void divided_caches(void **state)
     int n = 0;
     for (size_t f = 0; f < N_FIXTURES; f++) {
         struct sl_model *model = open_fixture(fixtures[f]);
-        float *const hidden = malloc(N_TOKENS * model->hp.n_embd * sizeof(float));
-        assert_non_null(hidden);
-        for (size_t i = 0; i < N_TOKENS * model->hp.n_embd; i++) {
-            hidden[i] = sinf((float)(i * i % 977));
-        }
+        float *const hidden = make_hidden(model);
         for (uint32_t s = 0; s < model->n_shards; s++) {
             for (size_t p = 0; p < 3 && model->shards[s].kind == SL_SHARD_ATTENTION; p++) {
                 check_divided(model, &model->shards[s], places[p], hidden);
