@@ -12,6 +12,9 @@
 #include "base/mem.h"
 #include "plan/search.h"
 
+/* The driver's time to queue a copy, or to mark or await one, beside that of an operator. */
+#define COPY_ISSUE 0.5
+
 /* What a row that lies apart from the next costs a copy beside its bytes: found from two plans that
  * streamed such rows, of 1 and 4 KiB, on an H200. */
 #define APART_ROW_NS 24
@@ -60,24 +63,31 @@ static double timed_ns(const struct sl_search *s, enum sl_unit unit, const struc
     return factor * timed + ns - timed;
 }
 
+static double copies_issue_ns(const struct sl_search *s, double n_copies)
+{
+    return (n_copies + 1) * COPY_ISSUE * s->profile->issue_ns;
+}
+
 struct sl_shard_cost sl_cost_shard(const struct sl_search *s, const struct sl_shard *shard,
                                    int32_t n_tokens)
 {
     const struct sl_shard_bind bind = bind_for_cost(s, n_tokens);
     struct sl_op ops[SL_SHARD_MAX_OPS];
     const int n_ops = sl_shard_build(s->model, shard, &bind, ops);
-    const bool graphs = n_tokens <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1];
     struct sl_shard_cost cost = {
         .cpu_ns = timed_ns(s, SL_UNIT_CPU, shard, ops, n_ops, n_tokens),
         .cpu_busy_ns = timed_ns(s, SL_UNIT_CPU_BUSY, shard, ops, n_ops, n_tokens),
         .gpu_ns = timed_ns(s, SL_UNIT_GPU, shard, ops, n_ops, n_tokens),
-        .issue_ns = (graphs ? 1 : n_ops) * s->profile->issue_ns,
+        .issue_ns = n_ops * s->profile->issue_ns,
     };
+    int n_copies = 0;
     for (uint32_t w = 0; w < shard->n_weights; w++) {
         if (shard->weights[w].name) {
             cost.copy_ns += sl_profile_copy_ns(s->profile, shard->weights[w].bytes);
+            n_copies++;
         }
     }
+    cost.copy_issue_ns = copies_issue_ns(s, n_copies);
     return cost;
 }
 
@@ -114,6 +124,7 @@ struct sl_shard_cost sl_cost_cut(const struct sl_search *s, const struct sl_shar
         cost.copy_ns += sl_profile_copy_ns(s->profile, bytes);
         cost.copy_ns += n_rows > 1 ? APART_ROW_NS * (double)n_rows : 0;
     }
+    cost.copy_issue_ns = copies_issue_ns(s, cut > 0 ? rest.n_weights : 0);
     const struct {
         double *ns;
         enum sl_shard_part part;
@@ -237,6 +248,13 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
     };
 }
 
+/* The driver's time to queue copies of experts, of those outside VRAM: neighbours go in one, and
+ * slots lie anywhere between them. */
+static double experts_issue_ns(const struct sl_search *s, double n_copied, double outside)
+{
+    return copies_issue_ns(s, SL_N_FFN_WEIGHTS * (n_copied * (1 - outside) + 1));
+}
+
 /* A part of the experts comes through the ring, used or not; the CPU has the rest, and both draw on
  * system memory for most of the pass. */
 static void feed_cost(const struct sl_search *s, const struct sl_candidate *c,
@@ -246,6 +264,7 @@ static void feed_cost(const struct sl_search *s, const struct sl_candidate *c,
     const double copied = fmin((double)c->n_fed / s->model->hp.n_experts, outside);
     const double fed = outside > 0 ? (1 - hit) * copied / outside : 0;
     cost->copy_ns = (cost->copy_ns - m->base_copy_ns) * copied;
+    cost->copy_issue_ns = experts_issue_ns(s, c->n_fed, outside);
     cost->route_ns = m->route_ns;
     cost->own_ns = m->fixed_ns + m->experts_ns * (hit + fed);
     cost->others_ns = m->host_fixed_ns + m->host_ns * (1 - hit - fed);
@@ -266,7 +285,9 @@ static void share_cost(const struct sl_search *s, const struct sl_candidate *c,
         feed_cost(s, c, m, cost);
         return;
     }
-    cost->copy_ns -= (cost->copy_ns - m->base_copy_ns) * c->n_slots / s->n_experts;
+    const double outside = 1 - (double)c->n_slots / s->n_experts;
+    cost->copy_ns -= (cost->copy_ns - m->base_copy_ns) * (1 - outside);
+    cost->copy_issue_ns = experts_issue_ns(s, outside * s->model->hp.n_experts, outside);
     if (c->share == SL_SHARE_HOST) {
         return;
     }
@@ -295,6 +316,8 @@ void sl_cost_stream_kv(const struct sl_search *s, int32_t tier, struct sl_shard_
         new_part = fmin(1, fmax(0, (s->depth + n - first) / n));
     }
     cost->copy_ns += part * s->kv_copy_ns[tier];
+    cost->copy_issue_ns += copies_issue_ns(s, 0);
+    cost->issue_ns += 2 * copies_issue_ns(s, 0);
     cost->download_ns = new_part * s->kv_download_ns[tier];
 }
 

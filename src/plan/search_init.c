@@ -11,6 +11,9 @@
 #include "base/error.h"
 #include "base/mem.h"
 
+/* The driver's time to replay a segment, beside that to queue an operator. */
+#define GRAPH_ISSUE 2.0
+
 #define PAGE_BYTES (2u << 20) /* what device allocators round to, unless told */
 
 /* Streamed attention: the caches of its sequences come up, and what is new goes down, whole blocks
@@ -57,6 +60,7 @@ static void init_tier(struct sl_search *s, int32_t t)
     const size_t hidden = (size_t)n * model->hp.n_embd * sizeof(float);
     s->hop[t].down_ns = s->profile->hop_ns / 2 + sl_profile_download_ns(s->profile, hidden);
     s->hop[t].up_ns = s->profile->hop_ns / 2 + sl_profile_copy_ns(s->profile, hidden);
+    s->hop[t].graph_ns = t < SL_N_GRAPH_TIERS ? GRAPH_ISSUE * s->profile->issue_ns : 0;
     s->hop[t].copy_slowdown =
         s->profile->copy_busy_factor > 0 ? 1 / s->profile->copy_busy_factor : 1;
     init_tier_kv(s, t);

@@ -248,6 +248,46 @@ static void note_step(struct sl_timeline *t, int32_t k, const struct clocks *bef
     }
 }
 
+/* Whether a step is part of a segment that is replayed: it waits for nothing but the step before.
+ */
+static bool is_recorded(const struct sl_step *step, const uint8_t *placement,
+                        const struct sl_shard_cost *c)
+{
+    switch (step->kind) {
+    case SL_STEP_GPU:
+        return placement[step->shard] == SL_PLACE_RESIDENT;
+    case SL_STEP_OWN:
+        return placement[step->shard] != SL_PLACE_FED;
+    case SL_STEP_OTHERS:
+        return c->others_ns <= 0;
+    case SL_STEP_ROUTE:
+    case SL_STEP_JOIN:
+    case SL_STEP_HIDDEN_UP:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* The driver's time to queue a step. Where segments are replayed, the first step of one stands for
+ * the launch; behind a change of sides that is part of the hop. */
+static double issue_ns(const struct sl_step *step, const struct sl_shard_cost *c,
+                       const struct sl_hop_cost *hop, bool recorded, bool in_segment)
+{
+    const bool graphs = hop->graph_ns > 0;
+    switch (step->kind) {
+    case SL_STEP_COPY:
+        return c->copy_issue_ns;
+    case SL_STEP_GPU:
+    case SL_STEP_ROUTE:
+        return !graphs || !recorded ? c->issue_ns : in_segment ? 0 : hop->graph_ns;
+    case SL_STEP_OWN:
+        return graphs && !recorded ? c->issue_ns : 0;
+    default:
+        return 0;
+    }
+}
+
 struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_steps,
                                        const uint8_t *placement,
                                        const struct sl_shard_cost *const *cost,
@@ -259,6 +299,7 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
     double chosen = 0, mapped = 0; /* the choice is down; the GPU reads system memory until */
     struct on_way on_way = {0, 0};
     const double slower = hop->copy_slowdown - 1;
+    bool in_segment = false;
     if (timeline) {
         timeline->n = 0;
     }
@@ -268,6 +309,9 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
         const struct sl_shard_cost *const c = cost[i];
         const struct clocks before = {host, copy, gpu, download};
         const struct sl_sim_result work_before = r;
+        const bool recorded = is_recorded(step, placement, c);
+        host += issue_ns(step, c, hop, recorded, in_segment);
+        in_segment = recorded;
         switch (step->kind) {
         case SL_STEP_COPY:
             copy = later(copy, later(host, step->after >= 0 ? done_ns[step->after] : 0));
@@ -277,7 +321,6 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
             r.copy_busy_ns += c->copy_ns;
             break;
         case SL_STEP_GPU:
-            host += c->issue_ns;
             gpu = later(gpu, host);
             if (placement[i] == SL_PLACE_STREAMED) {
                 gpu = later(gpu, ready_ns[i]);
@@ -306,12 +349,12 @@ struct sl_sim_result sl_steps_simulate(const struct sl_step *steps, int32_t n_st
             break;
         }
         case SL_STEP_ROUTE:
-            host += c->issue_ns;
             gpu = later(gpu, host) + c->route_ns;
             r.gpu_busy_ns += c->route_ns;
             chosen = gpu + hop->down_ns;
             break;
         case SL_STEP_OWN: {
+            gpu = later(gpu, host);
             /* Copies on their way and what is read in place share the link: while both last, each
              * goes at half its speed. */
             if (placement[i] == SL_PLACE_FED) {

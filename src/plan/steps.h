@@ -73,9 +73,10 @@ struct sl_shard_cost {
     double cpu_ns;      /* alone */
     double cpu_busy_ns; /* while copies run */
     double gpu_ns;
-    double copy_ns;     /* into the ring (weights, and KV that lives on the host) */
-    double download_ns; /* new KV back to the host, streamed attention only */
-    double issue_ns;    /* host time to queue it on the GPU */
+    double copy_ns;       /* into the ring (weights, and KV that lives on the host) */
+    double download_ns;   /* new KV back to the host, streamed attention only */
+    double issue_ns;      /* host time to queue it on the GPU, launch by launch */
+    double copy_issue_ns; /* host time to queue its copies */
     /* Shared or fed: */
     double route_ns;       /* GPU, until input and choice can go down */
     double own_ns;         /* GPU: what it has, and experts read in system memory */
@@ -91,6 +92,7 @@ struct sl_hop_cost {
     double up_ns;
     double
         copy_slowdown; /* time of copies while the CPU works beside that alone; below 1: the same */
+    double graph_ns;   /* host time to replay a segment (exec/pass_graph.c); 0: there are none */
 };
 
 /* A shared shard takes no less: each side waits for what the other one has for it. */

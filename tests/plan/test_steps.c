@@ -162,6 +162,7 @@ struct clockwork {
     bool ready[MAX_SHARDS], computed[MAX_SHARDS], done[MAX_SHARDS];
     int32_t pc;
     bool host_busy;
+    bool replaying; /* the step before is part of a recording */
     double now, host_until, host_total;
 };
 
@@ -184,6 +185,32 @@ static void queue_gpu(struct clockwork *c, int32_t i)
     }
 }
 
+static void queue_copy(struct clockwork *c, const struct sl_step *step)
+{
+    queue_add(&c->copy, (struct item){c->cost[step->shard].copy_ns,
+                                      step->after >= 0 ? &c->done[step->after] : NULL,
+                                      {&c->ready[step->shard], NULL}});
+}
+
+static void queue_own(struct clockwork *c, int32_t i)
+{
+    const bool fed = c->p->placement[i] == SL_PLACE_FED;
+    queue_add(&c->gpu, (struct item){c->cost[i].own_ns, fed ? &c->ready[i] : NULL, {&c->done[i]}});
+}
+
+/* What queueing GPU work takes: a recording costs one launch, and that is part of the hop where the
+ * other side came before. */
+static double queueing(struct clockwork *c, const struct sl_step *step, bool in_recording)
+{
+    const double each = c->cost[step->shard].issue_ns;
+    const bool first = !c->replaying;
+    c->replaying = in_recording;
+    if (c->hop->graph_ns == 0) {
+        return step->kind == SL_STEP_OWN ? 0 : each;
+    }
+    return !in_recording ? each : first && step->kind != SL_STEP_OWN ? c->hop->graph_ns : 0;
+}
+
 /* The driver thread takes the next step if it can at this moment. */
 static bool host_advance(struct clockwork *c)
 {
@@ -193,7 +220,11 @@ static bool host_advance(struct clockwork *c)
         }
         c->host_busy = false;
         const struct sl_step *const step = &c->p->steps[c->pc++];
-        if (step->kind == SL_STEP_GPU) {
+        if (step->kind == SL_STEP_COPY) {
+            queue_copy(c, step);
+        } else if (step->kind == SL_STEP_OWN) {
+            queue_own(c, step->shard);
+        } else if (step->kind == SL_STEP_GPU) {
             queue_gpu(c, step->shard);
         } else if (step->kind == SL_STEP_ROUTE) {
             const int32_t i = step->shard;
@@ -212,12 +243,11 @@ static bool host_advance(struct clockwork *c)
     double length = 0;
     switch (step->kind) {
     case SL_STEP_COPY:
-        queue_add(&c->copy, (struct item){c->cost[step->shard].copy_ns,
-                                          step->after >= 0 ? &c->done[step->after] : NULL,
-                                          {&c->ready[step->shard], NULL}});
-        c->pc++;
-        return true;
+        length = c->cost[step->shard].copy_issue_ns;
+        c->replaying = false;
+        break;
     case SL_STEP_HIDDEN_UP:
+        c->replaying = true;
         queue_add(&c->gpu, (struct item){c->hop->up_ns, NULL, {NULL, NULL}});
         c->pc++;
         return true;
@@ -226,27 +256,27 @@ static bool host_advance(struct clockwork *c)
             return false;
         }
         length = c->hop->down_ns;
+        c->replaying = false;
         break;
     case SL_STEP_GPU:
+        length = queueing(c, step, c->p->placement[step->shard] == SL_PLACE_RESIDENT);
+        break;
     case SL_STEP_ROUTE:
-        length = c->cost[step->shard].issue_ns;
+        length = queueing(c, step, true);
         break;
     case SL_STEP_OWN:
-        queue_add(&c->gpu, (struct item){c->cost[step->shard].own_ns,
-                                         c->p->placement[step->shard] == SL_PLACE_FED
-                                             ? &c->ready[step->shard]
-                                             : NULL,
-                                         {&c->done[step->shard], NULL}});
-        c->pc++;
-        return true;
+        length = queueing(c, step, c->p->placement[step->shard] != SL_PLACE_FED);
+        break;
     case SL_STEP_OTHERS:
         if (c->cost[step->shard].others_ns == 0) { /* nothing is left: nobody waits */
+            c->replaying = true;
             c->pc++;
             return true;
         }
         if (!c->chosen[step->shard]) {
             return false;
         }
+        c->replaying = false;
         length = c->cost[step->shard].others_ns;
         c->host_total += length;
         break;
@@ -255,9 +285,11 @@ static bool host_advance(struct clockwork *c)
             queue_add(&c->gpu, (struct item){c->hop->up_ns, NULL, {NULL, NULL}});
         }
         queue_add(&c->gpu, (struct item){c->cost[step->shard].join_ns, NULL, {NULL, NULL}});
+        c->replaying = true;
         c->pc++;
         return true;
     case SL_STEP_CPU:
+        c->replaying = false;
         length = c->cost[step->shard].cpu_ns;
         c->host_total += length;
         break;
@@ -381,6 +413,7 @@ static void test_simulator(void **state)
                                              .copy_ns = rng_below(40),
                                              .download_ns = downloads ? rng_below(25) : 0,
                                              .issue_ns = rng_below(6),
+                                             .copy_issue_ns = rng_below(4),
                                              .route_ns = rng_below(10),
                                              .own_ns = rng_below(20),
                                              .others_ns = rng_below(4) * rng_below(30),
@@ -392,7 +425,9 @@ static void test_simulator(void **state)
             }
         }
         /* `gpu_busy` of the simulator leaves the hidden state's way up out. */
-        const struct sl_hop_cost hop = {.down_ns = rng_below(9), .up_ns = rng_below(9)};
+        const struct sl_hop_cost hop = {.down_ns = rng_below(9),
+                                        .up_ns = rng_below(9),
+                                        .graph_ns = rng_below(2) * rng_below(8)};
         double up_ns = 0;
         for (int32_t k = 0; k < p.n_steps; k++) {
             const enum sl_step_kind kind = p.steps[k].kind;

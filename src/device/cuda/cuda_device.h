@@ -92,8 +92,7 @@ enum sluice_status sl_cuda_fail(struct sluice_error *err, cudaError_t code, cons
         }                                                                                          \
     } while (0)
 
-/* wait.c: wait for an event that was made with cudaEventBlockingSync. `waits` (or NULL) is what is
- * known of waits for it. */
+/* wait.c: wait on the host for an event. `waits` (or NULL) is what is known of waits for it. */
 cudaError_t sl_cuda_event_wait(cudaEvent_t event, struct sl_cuda_waits *waits);
 
 /* probe.c: check driver, GPU and code for it; make the context; fill the description fields. */

@@ -145,8 +145,7 @@ static enum sluice_status stream_create(struct sl_device *device, struct sl_stre
     SL_CHECK(stream != NULL, OUT_OF_MEMORY, err, "no memory for a stream");
     cudaError_t code = cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking);
     if (code == cudaSuccess) {
-        code =
-            cudaEventCreateWithFlags(&stream->idle, cudaEventDisableTiming | cudaEventBlockingSync);
+        code = cudaEventCreateWithFlags(&stream->idle, cudaEventDisableTiming);
     }
     if (code != cudaSuccess) {
         stream_destroy(device, stream);
@@ -174,7 +173,7 @@ static enum sluice_status event_create(struct sl_device *device, bool timing, st
     SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
     struct sl_event *event = sl_calloc(SL_MEM_DEVICE, 1, sizeof *event);
     SL_CHECK(event != NULL, OUT_OF_MEMORY, err, "no memory for an event");
-    const unsigned flags = cudaEventBlockingSync | (timing ? 0u : cudaEventDisableTiming);
+    const unsigned flags = timing ? cudaEventDefault : cudaEventDisableTiming;
     const cudaError_t code = cudaEventCreateWithFlags(&event->handle, flags);
     if (code != cudaSuccess) {
         sl_free(event);

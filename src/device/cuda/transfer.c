@@ -259,8 +259,7 @@ void sl_cuda_ring_init(struct sl_cuda_ring *ring)
     void *memory = NULL;
     cudaError_t code = cudaHostAlloc(&memory, SL_CUDA_RING_BYTES, cudaHostAllocPortable);
     for (int i = 0; code == cudaSuccess && i < SL_CUDA_TICKETS; i++) {
-        code = cudaEventCreateWithFlags(&ring->tickets[i].done,
-                                        cudaEventDisableTiming | cudaEventBlockingSync);
+        code = cudaEventCreateWithFlags(&ring->tickets[i].done, cudaEventDisableTiming);
     }
     ring->memory = memory;
     if (code != cudaSuccess) {
