@@ -23,6 +23,9 @@
 /* Windows of slow passes before a second contest; twice as many before each further one. A busy
  * machine is slow for a while with any plan, and a contest costs some passes without graphs. */
 #define STRIKES 8
+/* Windows between two corrections when there is nothing left to decide: each takes some tenths of a
+ * millisecond of the time between two tokens. */
+#define SELDOM 8
 #define MOST_DOUBLINGS 5
 #define LEAST_WEIGHT 0.25
 #define GOOD_ENOUGH 0.02 /* off by less, figures stay */
@@ -323,7 +326,9 @@ void sl_adapt_note(struct sl_context *ctx, int32_t tier, const struct sl_pass_ti
     const struct sl_pass_times median = {
         .pass_ns = pass_ns, .cpu_ns = sl_median(a->cpu_ns, a->n), .depth = times->depth};
     a->n = 0;
-    correct(ctx, tier, &median);
+    if (!a->settled || !has_contest(tier) || a->n_settled++ % SELDOM == 0) {
+        correct(ctx, tier, &median);
+    }
     if (!has_contest(tier) || !ctx->device) {
         return;
     }

@@ -41,7 +41,8 @@ struct sl_adapt_tier {
     int32_t n_to_skip; /* passes after a change: uploads, graphs that are not recorded yet */
     int32_t n;
     double pass_ns[SL_ADAPT_WINDOW], cpu_ns[SL_ADAPT_WINDOW];
-    int32_t n_windows, n_noted; /* that corrected figures; all */
+    int32_t n_windows, n_noted; /* that corrected figures; that were compared */
+    uint32_t n_settled;         /* while there is nothing to decide */
     double unexplained;         /* time beside what the corrected figures give */
     /* The contest. While another plan is tried, `best` is the one that it has to beat. */
     bool settled, trying;

@@ -192,7 +192,7 @@ enum sluice_status sl_cost_init_uses(struct sl_search *s, const float *uses,
     if (good) {
         qsort(all, (size_t)s->n_experts, sizeof *all, by_use); /* as slots are filled */
     }
-    for (int32_t t = 0; t < s->n_tiers && good; t++) {
+    for (int32_t t = s->first_tier; t < s->end_tier && good; t++) {
         float *const hits = sl_calloc(SL_MEM_PLAN, (size_t)s->n_experts + 1, sizeof *hits);
         good = (s->hits[t] = hits) != NULL;
         double read = 0;

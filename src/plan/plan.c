@@ -246,7 +246,7 @@ static enum sluice_status open_again(struct sl_search *s, const struct sl_plan *
     struct sl_plan_options options = plan->options;
     options.depth = replan->depth > 0 ? replan->depth : 1;
     options.expert_uses = replan->expert_uses;
-    SL_TRY(sl_search_init(s, model, profile, &options, err));
+    SL_TRY(sl_search_init(s, model, profile, &options, replan->tier, err));
     s->budget_bytes = plan->arena_bytes;
     s->head_on_host = plan->resident_rank[plan->n_shards - 1] == INT32_MAX;
     sl_search_set_split(s, plan->split);
@@ -326,7 +326,8 @@ static enum sluice_status look_around(struct sl_plan *plan, const struct sl_mode
                                       struct sluice_error *err)
 {
     struct sl_search s;
-    struct sl_replan at = {.depth = plan->depth + SL_DEEPER, .expert_uses = expert_uses};
+    struct sl_replan at = {
+        .tier = SL_ALL_TIERS, .depth = plan->depth + SL_DEEPER, .expert_uses = expert_uses};
     SL_TRY(open_again(&s, plan, model, profile, &at, err));
     for (int32_t t = 0; t < plan->n_tiers; t++) {
         const double ns = simulate_again(&s, plan, t).pass_ns - plan->tiers[t].predicted.pass_ns;
@@ -365,7 +366,7 @@ enum sluice_status sl_plan_create(struct sl_plan **out, const struct sl_model *m
     SL_TRY(check_options(options, err));
     SL_TRY(check_split(model, options, options->split, err));
     struct sl_search s;
-    SL_TRY(sl_search_init(&s, model, profile, options, err));
+    SL_TRY(sl_search_init(&s, model, profile, options, SL_ALL_TIERS, err));
     enum sluice_status status = SLUICE_STATUS_OK;
     struct sl_choice choice;
     struct sl_plan *const plan = sl_calloc(SL_MEM_PLAN, 1, sizeof *plan);

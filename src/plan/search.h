@@ -70,7 +70,8 @@ struct sl_search {
     struct sl_plan_options options;
     int32_t depth;
     int32_t n_shards, n_layers;
-    int32_t n_tiers; /* tiers up to the largest micro-batch asked for */
+    int32_t n_tiers;              /* tiers up to the largest micro-batch asked for */
+    int32_t first_tier, end_tier; /* those whose costs are known */
     /* The tier that goes on with all sequences. Where there are several, full passes of this tier
      * and of those below it are taken to be of as many sequences as tokens. */
     int32_t decode_tier;
@@ -125,9 +126,12 @@ struct sl_search {
     int32_t n_unlike;
 };
 
+/* `only_tier`: the one that will be asked for, or SL_ALL_TIERS. */
+#define SL_ALL_TIERS (-1)
 enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *model,
                                   const struct sl_profile *profile,
-                                  const struct sl_plan_options *options, struct sluice_error *err);
+                                  const struct sl_plan_options *options, int32_t only_tier,
+                                  struct sluice_error *err);
 void sl_search_finish(struct sl_search *s);
 
 /* Find the best choice. BUDGET when the strategy does not fit. */

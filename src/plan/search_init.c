@@ -116,7 +116,7 @@ static void cost_cut_shard(struct sl_search *s, int32_t shard)
             return;
         }
     }
-    for (int32_t t = 0; t < s->n_tiers; t++) {
+    for (int32_t t = s->first_tier; t < s->end_tier; t++) {
         s->cut_cost[t][shards[shard].class_id] = sl_cost_cut(s, &shards[shard], sl_tier_tokens[t]);
     }
 }
@@ -180,7 +180,8 @@ static int32_t count_tiers(const struct sl_plan_options *o)
 
 enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *model,
                                   const struct sl_profile *profile,
-                                  const struct sl_plan_options *options, struct sluice_error *err)
+                                  const struct sl_plan_options *options, int32_t only_tier,
+                                  struct sluice_error *err)
 {
     memset(s, 0, sizeof *s);
     s->model = model;
@@ -191,6 +192,8 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     s->n_shards = (int32_t)model->n_shards;
     s->n_layers = (int32_t)model->hp.n_layers;
     s->n_tiers = count_tiers(options);
+    s->first_tier = only_tier == SL_ALL_TIERS ? 0 : only_tier;
+    s->end_tier = only_tier == SL_ALL_TIERS ? s->n_tiers : only_tier + 1;
     while (s->decode_tier + 1 < s->n_tiers && sl_tier_tokens[s->decode_tier] < s->options.n_seqs) {
         s->decode_tier++;
     }
@@ -241,7 +244,7 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
             return status;
         }
     }
-    for (int32_t t = 0; t < s->n_tiers; t++) {
+    for (int32_t t = s->first_tier; t < s->end_tier; t++) {
         init_tier(s, t);
     }
     s->layers_alike = are_layers_alike(s);

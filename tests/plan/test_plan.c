@@ -391,7 +391,7 @@ static void test_random_plans(void **state)
                 uint64_t needed = 0;
                 struct sl_search s;
                 assert_true(make_plan(models[m], &profile, &o, &found, &needed));
-                assert_ok(sl_search_init(&s, models[m], &profile, &o, &err), err);
+                assert_ok(sl_search_init(&s, models[m], &profile, &o, SL_ALL_TIERS, &err), err);
                 for (int i = 0; i < 200; i++) {
                     const double score = random_score(&s);
                     n_feasible += score < HUGE_VAL;
