@@ -424,32 +424,72 @@ static double read_bytes(const struct sl_search *s, int32_t tier, int32_t shard)
     return all - experts * (1 - read / hp->n_experts);
 }
 
+static int by_ratio(const void *a, const void *b)
+{
+    const struct sl_relief *const x = a, *const y = b;
+    const double left = x->saved_ns * y->cpu_ns, right = y->saved_ns * x->cpu_ns;
+    return left < right ? 1 : left > right ? -1 : 0;
+}
+
+/* The least time for work_ns of an engine beside the CPU, which takes over what it saves most with,
+ * the last thing in part, until both are done. Sorts the items. */
+static double relieved_ns(double work_ns, struct sl_relief *items, int32_t n)
+{
+    double cpu_ns = 0;
+    qsort(items, (size_t)n, sizeof *items, by_ratio);
+    for (int32_t i = 0; i < n && cpu_ns < work_ns; i++) {
+        const double both = items[i].saved_ns + items[i].cpu_ns;
+        if (cpu_ns + both >= work_ns) {
+            return cpu_ns + items[i].cpu_ns * (work_ns - cpu_ns) / both;
+        }
+        work_ns -= items[i].saved_ns;
+        cpu_ns += items[i].cpu_ns;
+    }
+    return work_ns;
+}
+
+/* How much of the bytes that a pass reads of a shard is in VRAM. */
+static double resident_part(const struct sl_search *s, const struct sl_candidate *c, int32_t i,
+                            enum sl_placement placement, double bytes)
+{
+    const struct sl_shard *const shard = &s->model->shards[i];
+    if (shard->expert_bytes > 0) {
+        return placement == SL_PLACE_HOST ? 0 : sl_cost_hit(s, c);
+    }
+    return s->is_in_prefix[i] && sl_shard_can_share(s->model, shard, s->split)
+               ? (double)s->resident_bytes[i] / bytes
+               : placement == SL_PLACE_RESIDENT;
+}
+
+/* The least that the CPU needs for a shard. */
+static double least_cpu_ns(const struct sl_search *s, int32_t tier, int32_t i)
+{
+    const struct sl_shard *const shard = &s->model->shards[i];
+    const double whole = s->cost[tier][i].cpu_ns;
+    return shard->expert_bytes > 0 ? fmin(whole, s->mixture[tier][shard->class_id].host_ns) : whole;
+}
+
 double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *c,
                           const uint8_t *placement)
 {
     const struct sl_profile *const p = s->profile;
     const bool device = p->kind != SL_DEVICE_NONE && c->uses_device;
     const double link = p->h2d_bytes_per_s[SL_N_COPY_SIZES - 1];
+    const double link_byte_ns = link > 0 ? 1e9 / link : 0;
+    struct sl_relief *const on_gpu = s->relief, *const on_link = s->relief + s->n_shards;
     double outside = 0, inside = 0, compute_ns = 0;
-    /* The most GPU and link time that a nanosecond of the CPU can save. */
-    double saves_gpu = 0, saves_link = 0;
+    int32_t n = 0;
     for (int32_t i = 0; i < s->n_shards; i++) {
-        const struct sl_shard_cost *const cost = &s->cost[c->tier][i];
         const double bytes = read_bytes(s, c->tier, i);
-        compute_ns += cost->gpu_ns;
-        double resident = placement[i] == SL_PLACE_RESIDENT;
-        if (s->model->shards[i].expert_bytes > 0 && placement[i] != SL_PLACE_HOST) {
-            resident = sl_cost_hit(s, c);
-        }
-        if (s->is_in_prefix[i] && s->model->shards[i].expert_bytes == 0 &&
-            sl_shard_can_share(s->model, &s->model->shards[i], s->split)) {
-            resident = (double)s->resident_bytes[i] / bytes;
-        }
+        const double resident = resident_part(s, c, i, (enum sl_placement)placement[i], bytes);
+        const double left = 1 - resident, gpu_ns = s->cost[c->tier][i].gpu_ns;
         inside += bytes * resident;
-        outside += bytes * (1 - resident);
-        if (device && resident < 1 && cost->cpu_ns > 0) {
-            saves_gpu = fmax(saves_gpu, cost->gpu_ns / cost->cpu_ns);
-            saves_link = fmax(saves_link, link > 0 ? 1e9 * bytes / link / cost->cpu_ns : 0);
+        outside += bytes * left;
+        compute_ns += gpu_ns;
+        if (left > 0) {
+            const double cpu_ns = left * least_cpu_ns(s, c->tier, i);
+            on_gpu[n] = (struct sl_relief){left * gpu_ns, cpu_ns};
+            on_link[n++] = (struct sl_relief){left * bytes * link_byte_ns, cpu_ns};
         }
     }
     if (sl_tier_tokens[c->tier] <= 16 || !device) {
@@ -459,6 +499,6 @@ double sl_search_limit_ns(const struct sl_search *s, const struct sl_candidate *
         const double by_vram = p->vram_bytes_per_s > 0 ? 1e9 * inside / p->vram_bytes_per_s : 0;
         return fmax(by_dram, by_vram);
     }
-    return fmax(compute_ns / (1 + saves_gpu),
-                link > 0 ? 1e9 * outside / link / (1 + saves_link) : 0);
+    return fmax(relieved_ns(compute_ns, on_gpu, n),
+                relieved_ns(outside * link_byte_ns, on_link, n));
 }

@@ -64,6 +64,11 @@ struct sl_order_kind {
     int32_t n_kv_layers, head_first, no_head;
 };
 
+/* What the CPU can take over from another engine: that one's time, and its own. */
+struct sl_relief {
+    double saved_ns, cpu_ns;
+};
+
 struct sl_search {
     const struct sl_model *model;
     const struct sl_profile *profile;
@@ -114,6 +119,7 @@ struct sl_search {
     struct sl_step *steps;
     size_t *step_scratch;
     double *done_ns, *ready_ns;
+    struct sl_relief *relief;     /* [2, n_shards], of sl_search_limit_ns */
     struct sl_timeline *timeline; /* filled by the next score; NULL: none */
     /* The resident order that was asked for last, and the bytes of its first n. */
     int32_t *order, n_order;

@@ -218,6 +218,7 @@ enum sluice_status sl_search_init(struct sl_search *s, const struct sl_model *mo
     GRAB(step_scratch, 2 * n);
     GRAB(done_ns, n);
     GRAB(ready_ns, n);
+    GRAB(relief, 2 * n);
     GRAB(order, n);
     GRAB(order_bytes, n + 1);
     for (int32_t t = 0; t < s->n_tiers; t++) {
@@ -266,6 +267,7 @@ void sl_search_finish(struct sl_search *s)
     sl_free(s->step_scratch);
     sl_free(s->done_ns);
     sl_free(s->ready_ns);
+    sl_free(s->relief);
     sl_free(s->order);
     sl_free(s->order_bytes);
     for (int32_t t = 0; t < SL_N_TIERS; t++) {

@@ -653,6 +653,39 @@ static void test_factors_and_depth(void **state)
     assert_true(fabs((slow_far - slow_near) - (far - near)) < 1e-6 * far);
 }
 
+/* Layers that the CPU takes thousands of times as long for as the link, and a head that is quick
+ * there: no schedule saves the link anything but the head's bytes. */
+static void test_limit(void **state)
+{
+    (void)state;
+    struct sluice_error err;
+    struct sl_profile profile;
+    struct sl_plan *plan = NULL;
+    const struct sl_model *const model = models[0];
+    make_profile(MACHINE_EAGER, &profile);
+    for (int i = 0; i < SL_N_COPY_SIZES; i++) {
+        profile.h2d_bytes_per_s[i] = 1e9;
+    }
+    for (int t = 0; t < SL_N_TIERS; t++) {
+        for (int unit = SL_UNIT_CPU; unit <= SL_UNIT_CPU_BUSY; unit++) {
+            profile.work_factor[unit][SL_WORK_ATTENTION][t] = 1e6;
+            profile.work_factor[unit][SL_WORK_FFN][t] = 1e6;
+            profile.work_factor[unit][SL_WORK_HEAD][t] = 1e-3;
+        }
+    }
+    const struct sl_plan_options o = plan_options(1u << 30, SL_STRATEGY_STREAMED, 64);
+    assert_ok(sl_plan_create(&plan, model, &profile, &o, &err), err);
+    const struct sl_tier_plan *const tier = &plan->tiers[plan->n_tiers - 1];
+    double layer_bytes = 0;
+    for (uint32_t i = 0; i + 1 < model->n_shards; i++) {
+        assert_int_equal(tier->placement[i], SL_PLACE_STREAMED);
+        layer_bytes += (double)model->shards[i].bytes;
+    }
+    assert_int_equal(tier->n_tokens, 64);
+    assert_true(tier->limit_ns > 0.99 * layer_bytes && tier->limit_ns <= tier->predicted.pass_ns);
+    sl_plan_destroy(&plan);
+}
+
 static void test_options(void **state)
 {
     (void)state;
@@ -727,6 +760,7 @@ int main(void)
         cmocka_unit_test(test_cpu_only),      cmocka_unit_test(test_predictions),
         cmocka_unit_test(test_depth),         cmocka_unit_test(test_factors_and_depth),
         cmocka_unit_test(test_options),       cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_limit),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
