@@ -4,8 +4,8 @@
 
     bench/gpu_run.py --bin DIR --out FILE.json --tmp /dev/shm JOB...
 
-JOB: checks | dense | mixture | skew | context | parallel | depth | copies | cpu | kernels |
-     FILE.gguf (a real model: KL to the CPU and perplexity).
+JOB: checks | dense | mixture | skew | context | parallel | depth | copies | strategies | cpu |
+     kernels | FILE.gguf (a real model: KL to the CPU and perplexity).
 Every job's rows go into FILE.json (bench/results), beside the figures of peers where there are any.
 Only the standard library is needed.
 """
@@ -54,6 +54,10 @@ CPU_PEER_VALUES = {
 BUDGETS = "2G,4G,8G,12G,auto"
 TEXT = "/usr/share/common-licenses/GPL-3"
 SHAPES = [("minitron8b", "F16"), ("llama8b", "Q4_K")]
+# Forced beside the plan that is searched.
+STRATEGIES = [("minitron8b", "F16", ("auto", "ffn-host", "ffn-streamed", "streamed", "split")),
+              ("qwen30b", "Q4_0", ("auto", "ffn-host", "ffn-streamed", "streamed",
+                                   "experts-shared", "experts-mapped", "experts-fed"))]
 
 
 def copy_row(path):
@@ -114,7 +118,7 @@ class Session:
             row["peer"], row["peer_value"] = PEER, peers[key]
         self.rows.append(row)
 
-    def bench(self, path, limit, repeats=None, **options):
+    def bench(self, path, limit, repeats=None, extra=None, **options):
         command = [self.program("sluice"), "bench", "-m", path, "-o", "json", "-r",
                    str(repeats or self.args.repeats)]
         for name, value in options.items():
@@ -122,7 +126,7 @@ class Session:
         text = self.run(command, limit)
         for row in json.loads(text)["rows"] if text else []:
             row["command"] = "sluice " + " ".join(command[1:]).replace(self.args.tmp + "/", "")
-            self.add(row)
+            self.add({**row, **(extra or {})})
 
     def kl(self, path, n_prompt, budgets, n_gen=16, options=()):
         command = [self.program("bench-device_kl"), *options, path, "cuda", str(self.args.threads),
@@ -197,6 +201,13 @@ class Session:
                        model=os.path.basename(path), budget_mib=2048,
                        command="sluice " + " ".join(command[1:]).replace(self.args.tmp + "/", ""))
             self.add(row)
+
+    def strategies(self):
+        """What is searched beside what is published, generation and prompts."""
+        for shape, kind, names in STRATEGIES:
+            for name in names:
+                self.bench(self.model(shape, kind), 60, 1, {"strategy": name}, strategy=name,
+                           vram="2G,8G", n_prompt="512", n_gen="24", ctx_size="1216")
 
     def cpu(self):
         """The processor of the machine alone."""

@@ -97,7 +97,7 @@ def newest(rows):
     for row in sorted(rows, key=lambda r: r["date"]):
         key = tuple(row.get(name) for name in (
             "machine", "device", "model", "type", "metric", "budget_mib", "prompt_tokens",
-            "generated_tokens", "depth", "batch", "threads", "unit"))
+            "generated_tokens", "depth", "batch", "threads", "unit", "strategy"))
         kept[key] = row
     return list(kept.values())
 
@@ -180,6 +180,26 @@ def speed_table(rows):
                       number(row.get("peak_vram_mib")), peer_text(row), times_text(row)])
     return table(["test", "budget", "tokens/s", "spread", "predicted", "of the limit", "peak VRAM",
                   "peer", "times the peer"], ["---"] + ["---:"] * 8, lines)
+
+
+def strategy_table(rows):
+    """Forced strategies beside the searched plan: a line for each, tests and budgets across."""
+    tests = sorted({(r["metric"] != "decode_tps", tokens_text(r), budget_order(r)) for r in rows})
+    cells = {(r["strategy"], tokens_text(r), budget_order(r)): r for r in rows}
+    lines = []
+    for name in sorted({r["strategy"] for r in rows}, key=lambda n: (n == "auto", n)):
+        line = [name]
+        for _, test, budget in tests:
+            row = cells.get((name, test, budget))
+            best = max(r["value"] for r in rows
+                       if tokens_text(r) == test and budget_order(r) == budget)
+            text = number(row["value"]) if row else ""
+            line.append(f"**{text}**" if row and row["value"] == best else text)
+        lines.append(line)
+    header = [f"{test}, {budget_text(None if budget == math.inf else budget)}"
+              for _, test, budget in tests]
+    return ("Strategies forced (`--strategy`) beside the plan that is searched (`auto`), tokens/s:\n\n"
+            + table(["strategy"] + header, ["---"] + ["---:"] * len(header), lines))
 
 
 def other_name(row):
@@ -384,7 +404,8 @@ def performance_page(rows):
         on_machine = [r for r in on_machine if not beside_peer(r)]
         for model, of_model in grouped(on_machine, "model"):
             text += f"\n### {model}\n\n"
-            speeds = [r for r in of_model if r["metric"] in SPEEDS]
+            forced = [r for r in of_model if r.get("strategy")]
+            speeds = [r for r in of_model if r["metric"] in SPEEDS and not r.get("strategy")]
             others = [r for r in of_model if r["metric"] not in SPEEDS]
             shared = sum(any(r["model"] == model for r in other) for _, other in machines) > 1
             stem = slug(model) + (f"-{slug(machine.split(' + ')[-1])}" if shared else "")
@@ -393,6 +414,8 @@ def performance_page(rows):
                 for name, title, svg in figures_of(model, speeds, stem):
                     files[name] = svg
                     text += f"![{title}](figures/{name})\n\n"
+            if forced:
+                text += strategy_table(forced) + "\n"
             if others:
                 text += other_table(others) + "\n"
             text += provenance(of_model)
@@ -402,7 +425,8 @@ def performance_page(rows):
 def readme_table(rows):
     """Real GPUs only: generation, and the prompt length with most rows, by model and budget."""
     rows = [r for r in rows if r["device"] == "cuda" and r["metric"] in SPEEDS
-            and r["machine"] != NO_MACHINE and not r.get("depth") and batch(r) == 1]
+            and r["machine"] != NO_MACHINE and not r.get("depth") and batch(r) == 1
+            and not r.get("strategy")]
     if not rows:
         return "Nothing has been measured yet.\n"
     text = ""

@@ -232,7 +232,8 @@ static enum sluice_status calibrate_short(struct host *h, int32_t tier)
 }
 
 /* Passes that compute: of another size than the last tier, at another part of the processor's
- * speed. What takes too long is taken to be half as far from the expected as the tier before. */
+ * speed. What takes too long is taken to be half as far from the expected as the tier before. Each
+ * expert has tokens enough for a part of them to go like the whole. */
 static void calibrate_long(struct host *h, int32_t tier)
 {
     struct sl_cal *const c = h->c;
@@ -245,6 +246,7 @@ static void calibrate_long(struct host *h, int32_t tier)
     if (n > 0) {
         keep(h, tier, n, lap(h, n));
     }
+    factor[SL_WORK_EXPERTS][tier] = factor[SL_WORK_FFN][tier];
     copy_to_busy(c->profile, tier);
 }
 
