@@ -19,6 +19,8 @@
 
 /* Up to here the best logits are found in one pass with a small heap. */
 #define MAX_HEAP_K 1024
+#define STRETCH 1024 /* logits that are looked at together */
+#define LANES 32
 
 struct sl_sampler {
     struct sl_sampler_options options;
@@ -233,6 +235,24 @@ static void apply_penalties(const struct sl_sampler *s, float *logits)
     }
 }
 
+/* The steps after this compare and subtract: no NaN, no positive infinity. Looked for in stretches,
+ * without a branch: next to never is there one, and there are a hundred thousand and more. */
+static void make_comparable(float *logits, int32_t n)
+{
+    for (int32_t begin = 0; begin < n; begin += STRETCH) {
+        const int32_t end = n - begin < STRETCH ? n : begin + STRETCH;
+        int n_bad = 0;
+        for (int32_t i = begin; i < end; i++) {
+            n_bad += !(logits[i] <= FLT_MAX);
+        }
+        for (int32_t i = begin; n_bad > 0 && i < end; i++) {
+            if (!(logits[i] <= FLT_MAX)) {
+                logits[i] = isnan(logits[i]) ? -INFINITY : FLT_MAX;
+            }
+        }
+    }
+}
+
 static void change_logits(struct sl_sampler *s, float *logits)
 {
     for (size_t i = 0; i < s->options.n_biases; i++) {
@@ -240,12 +260,29 @@ static void change_logits(struct sl_sampler *s, float *logits)
     }
     apply_penalties(s, logits);
     sl_dry_apply(&s->dry, logits);
-    /* The steps after this compare and subtract: no NaN, no positive infinity. */
-    for (int32_t i = 0; i < s->n_vocab; i++) {
-        if (!(logits[i] <= FLT_MAX)) {
-            logits[i] = isnan(logits[i]) ? -INFINITY : FLT_MAX;
+    make_comparable(logits, s->n_vocab);
+}
+
+/* The largest logit. Maxima of several lanes, so that no comparison waits for the one before. */
+static float largest(const float *logits, int32_t n)
+{
+    float best = -INFINITY, lanes[LANES];
+    for (int k = 0; k < LANES; k++) {
+        lanes[k] = -INFINITY;
+    }
+    int32_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int k = 0; k < LANES; k++) {
+            lanes[k] = logits[i + k] > lanes[k] ? logits[i + k] : lanes[k];
         }
     }
+    for (; i < n; i++) {
+        best = logits[i] > best ? logits[i] : best;
+    }
+    for (int k = 0; k < LANES; k++) {
+        best = lanes[k] > best ? lanes[k] : best;
+    }
+    return best;
 }
 
 /* Sum of exp(logit - best) over all tokens. */
@@ -311,10 +348,7 @@ static double least_logit(const struct sl_sampler *s, float best)
 static size_t move_plausible(struct sl_sampler *s, const float *logits)
 {
     const size_t n = (size_t)s->n_vocab;
-    float best = -INFINITY;
-    for (size_t i = 0; i < n; i++) {
-        best = logits[i] > best ? logits[i] : best;
-    }
+    const float best = largest(logits, s->n_vocab);
     if (s->options.min_p <= 0.0f || best == -INFINITY) {
         return n;
     }
@@ -521,13 +555,13 @@ static int32_t draw_from_all(struct sl_sampler *s, const float *logits)
     return s->candidates[s->n_candidates - 1].id;
 }
 
+/* The first of the most likely. */
 static int32_t take_best(struct sl_sampler *s, const float *logits)
 {
+    const float most = largest(logits, s->n_vocab);
     int32_t best = 0;
-    for (int32_t i = 1; i < s->n_vocab; i++) {
-        if (logits[i] > logits[best]) {
-            best = i;
-        }
+    while (logits[best] < most) {
+        best++;
     }
     s->candidates[0] = (struct sl_candidate){.id = best, .logit = logits[best], .p = 1};
     s->n_candidates = 1;

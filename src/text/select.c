@@ -7,7 +7,8 @@
 
 #include <string.h>
 
-#define SMALL 16 /* at most so many keys are sorted by insertion */
+#define SMALL 16    /* at most so many keys are sorted by insertion */
+#define STRETCH 256 /* values that are looked at together */
 
 uint64_t sl_select_key(float value, uint32_t index)
 {
@@ -141,12 +142,19 @@ void sl_select_largest_values(uint64_t *keys, size_t k, const float *values, siz
         sift_down(keys, k, i);
     }
     float least = values[sl_select_index(keys[0])];
-    for (size_t i = k; i < n; i++) {
-        /* A later equal value has a larger index and loses, so only larger ones go in. */
-        if (values[i] > least) {
-            keys[0] = sl_select_key(values[i], (uint32_t)i);
-            sift_down(keys, k, 0);
-            least = values[sl_select_index(keys[0])];
+    for (size_t begin = k; begin < n; begin += STRETCH) {
+        const size_t end = n - begin < STRETCH ? n : begin + STRETCH;
+        int n_larger = 0; /* none in most stretches: found without a branch a value */
+        for (size_t i = begin; i < end; i++) {
+            n_larger += values[i] > least;
+        }
+        for (size_t i = begin; n_larger > 0 && i < end; i++) {
+            /* A later equal value has a larger index and loses, so only larger ones go in. */
+            if (values[i] > least) {
+                keys[0] = sl_select_key(values[i], (uint32_t)i);
+                sift_down(keys, k, 0);
+                least = values[sl_select_index(keys[0])];
+            }
         }
     }
     sl_select_sort(keys, k);
