@@ -394,8 +394,19 @@ static enum sluice_status queue_shared(struct sl_pass *p, const struct sl_step *
     return SLUICE_STATUS_OK;
 }
 
+/* Of a shallow attention the first step has done all. */
+static bool is_done_already(const struct sl_pass *p, const struct sl_step *step)
+{
+    return (step->kind == SL_STEP_OWN || step->kind == SL_STEP_OTHERS ||
+            step->kind == SL_STEP_JOIN) &&
+           sl_pass_is_shallow(p, step->shard);
+}
+
 enum sluice_status sl_pass_run_step(struct sl_pass *p, const struct sl_step *step)
 {
+    if (is_done_already(p, step)) {
+        return SLUICE_STATUS_OK;
+    }
     switch (step->kind) {
     case SL_STEP_COPY:
         return sl_pass_copy(p, step);

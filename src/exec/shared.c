@@ -244,7 +244,7 @@ static struct sl_group last_group(const struct sl_pass *p, int32_t shard)
 enum sluice_status sl_shared_route(struct sl_pass *p, int32_t shard)
 {
     const struct sl_group last = last_group(p, shard);
-    if (sl_pass_is_shallow(p, shard)) { /* nothing is left for the other steps */
+    if (sl_pass_is_shallow(p, shard)) { /* and the other steps are left out */
         const struct sl_shard_bind bind = bind_part(p, shard, &last, SL_PART_WHOLE);
         return sl_pass_queue(p, shard, &bind);
     }
@@ -264,21 +264,18 @@ enum sluice_status sl_shared_route(struct sl_pass *p, int32_t shard)
 enum sluice_status sl_shared_own(struct sl_pass *p, int32_t shard)
 {
     const struct sl_group g = last_group(p, shard);
-    return sl_pass_is_shallow(p, shard) ? SLUICE_STATUS_OK : own(p, shard, &g);
+    return own(p, shard, &g);
 }
 
 enum sluice_status sl_shared_others(struct sl_pass *p, int32_t shard)
 {
     const struct sl_group g = last_group(p, shard);
-    return sl_pass_is_shallow(p, shard) ? SLUICE_STATUS_OK : others(p, shard, &g);
+    return others(p, shard, &g);
 }
 
 enum sluice_status sl_shared_join(struct sl_pass *p, int32_t shard)
 {
     const struct sl_group g = last_group(p, shard);
-    if (sl_pass_is_shallow(p, shard)) {
-        return SLUICE_STATUS_OK;
-    }
     SL_TRY(join(p, shard, &g));
     if (is_head(p, shard)) {
         p->late_bytes = (size_t)g.n * p->ctx->model->hp.n_vocab * sizeof(float);
