@@ -6,7 +6,7 @@
 
 JOB: checks | dense | mixture | skew | context | parallel | depth | copies | strategies | cpu |
      kernels | FILE.gguf (a real model: KL to the CPU and perplexity).
-Every job's rows go into FILE.json (bench/results), beside the figures of peers where there are any.
+Every job's rows, but those of kernels (kernels.json beside it), go into FILE.json (bench/results), beside the figures of peers where there are any.
 Only the standard library is needed.
 """
 import argparse
@@ -51,6 +51,7 @@ CPU_PEER_VALUES = {
     ("llama8b-Q4_K", None, "decode_tps", 0, 0): 14.2,
     ("minitron8b-F16", None, "decode_tps", 0, 0): 4.78,
 }
+TENSOR_TFLOPS = 790  # bf16, measured on that machine
 BUDGETS = "2G,4G,8G,12G,auto"
 TEXT = "/usr/share/common-licenses/GPL-3"
 SHAPES = [("minitron8b", "F16"), ("llama8b", "Q4_K")]
@@ -118,7 +119,7 @@ class Session:
             row["peer"], row["peer_value"] = PEER, peers[key]
         self.rows.append(row)
 
-    def bench(self, path, limit, repeats=None, extra=None, **options):
+    def bench(self, path, limit, repeats=None, **options):
         command = [self.program("sluice"), "bench", "-m", path, "-o", "json", "-r",
                    str(repeats or self.args.repeats)]
         for name, value in options.items():
@@ -126,7 +127,9 @@ class Session:
         text = self.run(command, limit)
         for row in json.loads(text)["rows"] if text else []:
             row["command"] = "sluice " + " ".join(command[1:]).replace(self.args.tmp + "/", "")
-            self.add({**row, **(extra or {})})
+            if "strategy" in options:
+                row["strategy"] = options["strategy"]
+            self.add(row)
 
     def kl(self, path, n_prompt, budgets, n_gen=16, options=()):
         command = [self.program("bench-device_kl"), *options, path, "cuda", str(self.args.threads),
@@ -206,8 +209,8 @@ class Session:
         """What is searched beside what is published, generation and prompts."""
         for shape, kind, names in STRATEGIES:
             for name in names:
-                self.bench(self.model(shape, kind), 60, 1, {"strategy": name}, strategy=name,
-                           vram="2G,8G", n_prompt="512", n_gen="24", ctx_size="1216")
+                self.bench(self.model(shape, kind), 60, 1, strategy=name, vram="2G,8G",
+                           n_prompt="512", n_gen="24", ctx_size="1216")
 
     def cpu(self):
         """The processor of the machine alone."""
@@ -217,9 +220,21 @@ class Session:
                        n_gen=n)
 
     def kernels(self):
-        text = self.run([self.program("bench-cuda_linear"), "--json"], 150, "cuda-linear.json")
-        if text:
-            print(text[:200])
+        """Matrix products by type, as bench/results/kernels has them (tools/kernel_table.py)."""
+        text = self.run([self.program("bench-cuda_linear"), "--json"], 150)
+        if not text:
+            return
+        measured = json.loads(text)
+        first = self.rows[0] if self.rows else {}
+        data = {"date": str(datetime.date.today()), "commit": first.get("commit"),
+                "machine": first.get("machine"), "device": "cuda",
+                "command": "bench-cuda_linear --json", "tensor_tflop_per_s": TENSOR_TFLOPS,
+                "copy_gb_per_s": next(r["copy_gb_per_s"] for r in measured if "copy_gb_per_s" in r),
+                "rows": [r for r in measured if "type" in r]}
+        path = os.path.join(os.path.dirname(self.args.out), "kernels.json")
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(data, f, indent=1)
+            f.write("\n")
 
     def real(self, path):
         self.bench(path, 60, vram="32M,64M,auto", n_prompt="512", n_gen="64")

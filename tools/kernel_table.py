@@ -5,12 +5,15 @@
     tools/kernel_table.py            write the page
     tools/kernel_table.py --check    write nothing; fail when it is not up to date
 
-A file is what `bench-cuda_linear --json` printed, as "rows" of an object that says when and where.
+A file is what `bench/gpu_run.py ... kernels` writes: an object that says when and where, with the rows
+of `bench-cuda_linear --json`.
 """
 import argparse
 import json
 import pathlib
 import sys
+
+import results_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "kernels"
@@ -29,8 +32,7 @@ the tensor cores were measured at {tensor_tflop_per_s} TFLOP/s (bf16).
 
 
 def table(header, lines):
-    text = "| " + " | ".join(header) + " |\n| --- |" + " ---: |" * (len(header) - 1) + "\n"
-    return text + "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return results_table.table(header, ["---"] + ["---:"] * (len(header) - 1), lines)
 
 
 def share(row, name, limit):

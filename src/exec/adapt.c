@@ -99,13 +99,11 @@ static bool predict(const struct sl_context *ctx, int32_t tier, int32_t depth,
 }
 
 static void correct_cpu(struct sl_context *ctx, int32_t tier, const struct sl_pass_times *times,
-                        double weight)
+                        const struct sl_sim_result *now, double weight)
 {
-    struct sl_sim_result now;
     struct sl_profile *const p = &ctx->adapt.profile;
-    if (predict(ctx, tier, times->depth, &now) && now.cpu_busy_ns > LEAST_PART * now.pass_ns &&
-        times->cpu_ns > 0) {
-        const double ratio = times->cpu_ns / now.cpu_busy_ns;
+    if (now->cpu_busy_ns > LEAST_PART * now->pass_ns && times->cpu_ns > 0) {
+        const double ratio = times->cpu_ns / now->cpu_busy_ns;
         scale_unit(p, SL_UNIT_CPU, tier, ratio, weight);
         scale_unit(p, SL_UNIT_CPU_BUSY, tier, ratio, weight);
     }
@@ -157,13 +155,14 @@ static void correct(struct sl_context *ctx, int32_t tier, const struct sl_pass_t
 {
     struct sl_adapt_tier *const a = &ctx->adapt.tiers[tier];
     struct sl_sim_result now;
-    if (predict(ctx, tier, times->depth, &now) &&
-        fabs(times->pass_ns / now.pass_ns - 1) >= GOOD_ENOUGH) {
+    bool good = predict(ctx, tier, times->depth, &now);
+    if (good && fabs(times->pass_ns / now.pass_ns - 1) >= GOOD_ENOUGH) {
         const double weight = fmax(LEAST_WEIGHT, 1.0 / ++a->n_windows);
-        correct_cpu(ctx, tier, times, weight);
+        correct_cpu(ctx, tier, times, &now, weight);
         correct_others(ctx, tier, times, weight);
+        good = predict(ctx, tier, times->depth, &now);
     }
-    if (predict(ctx, tier, times->depth, &now)) {
+    if (good) {
         struct sl_sim_result *const said = &ctx->plan->tiers[tier].corrected;
         const double weight = fmax(LEAST_WEIGHT, 1.0 / ++a->n_noted);
         scale(&a->unexplained, times->pass_ns / (now.pass_ns * a->unexplained), weight);
