@@ -32,7 +32,7 @@ static inline enum sluice_status cuda_bench_create(struct cuda_bench *b, int gpu
     SL_TRY(sl_device_cuda_create(&b->dev, gpu, err));
     const struct sl_device_vtable *vt = b->dev->vt;
     SL_TRY(vt->info(b->dev, &b->info, err));
-    SL_TRY(vt->stream_create(b->dev, &b->stream, err));
+    SL_TRY(vt->stream_create(b->dev, SL_STREAM_OPERATORS, &b->stream, err));
     SL_TRY(vt->event_create(b->dev, true, &b->from, err));
     return vt->event_create(b->dev, true, &b->to, err);
 }

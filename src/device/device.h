@@ -23,6 +23,11 @@ struct sl_stream;
 struct sl_event;
 struct sl_graph;
 
+/* What a stream is for. Copies of a stream of operators to the device, out of memory of host_alloc,
+ * do not queue behind the copies of other streams: a hidden state need not wait for the weights
+ * that are on their way. */
+enum sl_stream_use { SL_STREAM_OPERATORS, SL_STREAM_COPIES };
+
 enum sl_device_kind { SL_DEVICE_NONE, SL_DEVICE_SIM, SL_DEVICE_CUDA };
 
 struct sl_device_info {
@@ -59,8 +64,8 @@ struct sl_device_vtable {
                                      struct sluice_error *err);
     void (*host_free)(struct sl_device *dev, void *mem);
 
-    enum sluice_status (*stream_create)(struct sl_device *dev, struct sl_stream **out,
-                                        struct sluice_error *err);
+    enum sluice_status (*stream_create)(struct sl_device *dev, enum sl_stream_use use,
+                                        struct sl_stream **out, struct sluice_error *err);
     void (*stream_destroy)(struct sl_device *dev, struct sl_stream *stream);
     /* Wait on the host until everything queued is done; returns its errors. */
     enum sluice_status (*stream_sync)(struct sl_device *dev, struct sl_stream *stream,
@@ -152,7 +157,7 @@ void sl_device_destroy(struct sl_device **dev); /* accepts NULL and a pointer to
 
 /* The symbol that the CUDA library exports, and its interface version. */
 #define SL_CUDA_ENTRY_NAME "sl_cuda_device_create"
-#define SL_CUDA_ENTRY_VERSION 6
+#define SL_CUDA_ENTRY_VERSION 7
 typedef enum sluice_status sl_cuda_entry_fn(int version, struct sl_device **out, int ordinal,
                                             struct sluice_error *err);
 

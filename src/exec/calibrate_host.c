@@ -278,7 +278,7 @@ static enum sluice_status init_copies(struct host *h)
     h->piece_bytes = bytes < COPY_BYTES ? bytes : COPY_BYTES;
     h->n_pieces = bytes / h->piece_bytes;
     SL_TRY(dev->vt->mem_alloc(dev, h->piece_bytes, &h->to, c->err));
-    return dev->vt->stream_create(dev, &h->stream, c->err);
+    return dev->vt->stream_create(dev, SL_STREAM_COPIES, &h->stream, c->err);
 }
 
 static void finish(struct host *h)

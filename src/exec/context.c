@@ -247,9 +247,9 @@ static enum sluice_status init_events(struct sl_context *ctx, struct sluice_erro
         SL_TRY(vt->event_create(ctx->device, false, &ctx->downloaded[i], err));
     }
     SL_TRY(vt->event_create(ctx->device, false, &ctx->hidden_event, err));
-    SL_TRY(vt->stream_create(ctx->device, &ctx->compute, err));
-    SL_TRY(vt->stream_create(ctx->device, &ctx->copy, err));
-    return vt->stream_create(ctx->device, &ctx->download, err);
+    SL_TRY(vt->stream_create(ctx->device, SL_STREAM_OPERATORS, &ctx->compute, err));
+    SL_TRY(vt->stream_create(ctx->device, SL_STREAM_COPIES, &ctx->copy, err));
+    return vt->stream_create(ctx->device, SL_STREAM_COPIES, &ctx->download, err);
 }
 
 /* Cells that were never written are masked, but must not hold NaN: 0 * NaN is NaN. */

@@ -18,8 +18,6 @@
 #include "exec/experts.h"
 #include "exec/pass_internal.h"
 
-#define EMBED_MIN_SHARED 64 /* tokens: below, waking the pool costs more than it saves */
-
 /* Whether the cache of an attention, or a part of it, is at home in system memory: streamed, it
  * brings that along. */
 bool sl_pass_kv_on_host(const struct sl_context *ctx, const struct sl_shard *shard)
@@ -322,24 +320,32 @@ static void run_cpu(struct sl_pass *p, const struct sl_step *step)
     sl_pass_compute(p, ops, n_ops);
 }
 
-/* Queue the move of the hidden state between host and device; the head needs only the rows of its
- * outputs. */
-enum sluice_status sl_pass_move_hidden(struct sl_pass *p, const struct sl_step *step)
+enum sl_shard_kind sl_pass_step_shard_kind(const struct sl_pass *p, const struct sl_step *step)
+{
+    return p->ctx->model->shards[step->shard].kind;
+}
+
+enum sluice_status sl_pass_move_rows(struct sl_pass *p, int32_t begin, int32_t n, bool up)
 {
     struct sl_context *const ctx = p->ctx;
-    const bool head = ctx->model->shards[step->shard].kind == SL_SHARD_HEAD;
     const size_t row_bytes = ctx->model->hp.n_embd * sizeof(float);
-    const size_t skip = head ? (size_t)(p->n - p->n_outputs) * row_bytes : 0;
-    const size_t bytes = (size_t)p->n * row_bytes - skip;
+    const size_t skip = (size_t)begin * row_bytes, bytes = (size_t)n * row_bytes;
     uint8_t *const host = (uint8_t *)ctx->hidden.data + skip;
     uint8_t *const device = ctx->arena + p->tier->hidden_offset + skip;
-    const bool up = step->kind == SL_STEP_HIDDEN_UP;
     const int32_t mark =
         sl_trace_begin(ctx->trace, SL_LANE_GPU, up ? "hidden up" : "hidden down", -1);
     SL_TRY(up ? p->vt->copy_to_device(ctx->device, ctx->compute, device, host, bytes, p->err)
               : p->vt->copy_to_host(ctx->device, ctx->compute, host, device, bytes, p->err));
     sl_trace_end(ctx->trace, mark, bytes);
     return SLUICE_STATUS_OK;
+}
+
+/* The head needs only the rows of its outputs. */
+enum sluice_status sl_pass_move_hidden(struct sl_pass *p, const struct sl_step *step)
+{
+    const int32_t begin =
+        sl_pass_step_shard_kind(p, step) == SL_SHARD_HEAD ? p->n - p->n_outputs : 0;
+    return sl_pass_move_rows(p, begin, p->n - begin, step->kind == SL_STEP_HIDDEN_UP);
 }
 
 /* The driver waits for what the compute stream has brought down. */
@@ -359,11 +365,6 @@ static enum sluice_status check_cancelled(const struct sl_pass *p)
     SL_CHECK(!ctx->cancelled || !ctx->cancelled(ctx->cancelled_user), CANCELLED, p->err,
              "cancelled");
     return SLUICE_STATUS_OK;
-}
-
-enum sl_shard_kind sl_pass_step_shard_kind(const struct sl_pass *p, const struct sl_step *step)
-{
-    return p->ctx->model->shards[step->shard].kind;
 }
 
 /* For traces. */
@@ -482,6 +483,23 @@ static enum sluice_status queue_inputs(struct sl_pass *p)
     return SLUICE_STATUS_OK;
 }
 
+/* The hidden state to begin with, where the first shard is computed. Copies that wait for nothing
+ * are on their way before. Steps up to *k are done. */
+static enum sluice_status begin_steps(struct sl_pass *p, int32_t *k)
+{
+    const struct sl_step *const steps = p->tier->steps;
+    while (*k < p->tier->n_steps && steps[*k].kind == SL_STEP_COPY && steps[*k].after < 0) {
+        SL_TRY(run_step(p, &steps[(*k)++]));
+    }
+    if (*k < p->tier->n_steps && steps[*k].kind == SL_STEP_HIDDEN_UP &&
+        sl_pass_step_shard_kind(p, &steps[*k]) != SL_SHARD_HEAD) {
+        (*k)++;
+        return sl_pass_embed_on_device(p);
+    }
+    sl_pass_embed(p, 0, p->n);
+    return SLUICE_STATUS_OK;
+}
+
 static enum sluice_status run_steps(struct sl_pass *p)
 {
     struct sl_context *const ctx = p->ctx;
@@ -490,7 +508,13 @@ static enum sluice_status run_steps(struct sl_pass *p)
         SL_TRY(queue_inputs(p));
     }
     const bool graphs = sl_pass_uses_graphs(p);
-    for (int32_t k = 0; k < p->tier->n_steps;) {
+    int32_t k = 0;
+    if (graphs) {
+        sl_pass_embed(p, 0, p->n);
+    } else {
+        SL_TRY(begin_steps(p, &k));
+    }
+    while (k < p->tier->n_steps) {
         const int32_t end = graphs ? sl_pass_segment_end(p, k) : k;
         if (end > k) {
             SL_TRY(check_cancelled(p));
@@ -573,34 +597,6 @@ static void place_tokens(struct sl_pass *p, const struct sl_batch *batch)
     sl_kv_pool_take_marked(cache, &ctx->kv_in_use);
 }
 
-struct embed_args {
-    const struct sl_model *model;
-    const int32_t *tokens;
-    int32_t n;
-    float *out;
-};
-
-static void embed_part(void *arg, int thread, int n_threads)
-{
-    const struct embed_args *const a = arg;
-    const int32_t begin = (int32_t)((int64_t)a->n * thread / n_threads);
-    const int32_t end = (int32_t)((int64_t)a->n * (thread + 1) / n_threads);
-    sl_model_embed(a->model, a->tokens + begin, end - begin,
-                   a->out + (size_t)begin * a->model->hp.n_embd);
-}
-
-/* The tokens' rows of the embedding, as the hidden state. The GPU has nothing to do meanwhile, so
- * that many rows are unpacked by all threads. */
-static void embed(struct sl_context *ctx, const int32_t *tokens, int32_t n)
-{
-    struct embed_args a = {ctx->model, tokens, n, ctx->hidden.data};
-    if (!ctx->pool || n < EMBED_MIN_SHARED) {
-        embed_part(&a, 0, 1);
-    } else {
-        sl_pool_run(ctx->pool, embed_part, &a);
-    }
-}
-
 /* As many threads as the phase was given. */
 static void limit_threads(const struct sl_context *ctx, int32_t n)
 {
@@ -620,6 +616,7 @@ enum sluice_status sl_pass_run(struct sl_context *ctx, const struct sl_batch *ba
     struct sl_pass p = {.ctx = ctx,
                         .vt = ctx->device ? ctx->device->vt : NULL,
                         .tier = &ctx->plan->tiers[t],
+                        .tokens = batch->tokens,
                         .n = n,
                         .n_outputs = batch->n_outputs,
                         .logits = batch->logits,
@@ -633,7 +630,6 @@ enum sluice_status sl_pass_run(struct sl_context *ctx, const struct sl_batch *ba
         p.n_kv_max = up < n_ctx ? up : n_ctx;
     }
     sl_trace_pass_begin(ctx->trace, n, p.n_kv - (batch->seqs ? 1 : n));
-    embed(ctx, batch->tokens, n);
     const enum sluice_status status = run_steps(&p);
     sl_trace_pass_end(ctx->trace, t, status == SLUICE_STATUS_OK);
     if (status != SLUICE_STATUS_OK) {

@@ -12,7 +12,8 @@ struct sl_pass {
     struct sl_context *ctx;
     const struct sl_device_vtable *vt;
     const struct sl_tier_plan *tier;
-    int32_t n;             /* tokens */
+    const int32_t *tokens;
+    int32_t n;             /* how many */
     int32_t n_kv;          /* the last position of any of them, plus 1 */
     int32_t n_kv_max;      /* the same of GPU steps: rounded up where graphs are in use */
     int32_t n_outputs;     /* logits of the last n_outputs */
@@ -33,6 +34,13 @@ struct sl_shard_bind sl_pass_host_bind(const struct sl_pass *p, int32_t shard);
 /* Queue the operators of a shard on the compute stream. */
 enum sluice_status sl_pass_queue(struct sl_pass *p, int32_t shard,
                                  const struct sl_shard_bind *bind);
+
+/* The embedding of tokens begin .. begin + n - 1 into the host's hidden state; of all of them, and
+ * up to the device. */
+void sl_pass_embed(const struct sl_pass *p, int32_t begin, int32_t n);
+enum sluice_status sl_pass_embed_on_device(struct sl_pass *p);
+/* Queue the move of rows of the hidden state between host and device. */
+enum sluice_status sl_pass_move_rows(struct sl_pass *p, int32_t begin, int32_t n, bool up);
 
 /* Run operators on the pool. */
 void sl_pass_compute(struct sl_pass *p, const struct sl_op *ops, int n_ops);

@@ -148,7 +148,7 @@ static enum sluice_status init_device(struct sl_profiler *b)
     b->d_pos = (int32_t *)(b->d_y + floats);
     b->d_scratch = (uint8_t *)b->d_pos + 65536;
     SL_TRY(sl_timer_init(&b->timer, dev, b->err));
-    SL_TRY(b->vt->stream_create(dev, &b->copy, b->err));
+    SL_TRY(b->vt->stream_create(dev, SL_STREAM_COPIES, &b->copy, b->err));
     b->registered =
         b->vt->host_register(dev, b->buffer, b->host.buffer_bytes, false, NULL) == SLUICE_STATUS_OK;
     SL_TRY(b->vt->copy_to_device(dev, b->timer.stream, b->d_weights, b->buffer,

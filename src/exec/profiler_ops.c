@@ -238,6 +238,19 @@ enum sluice_status sl_profiler_measure_cpu_rest(struct sl_profiler *b)
     return sl_profiler_tick(b, "norm");
 }
 
+/* What more of a cache takes: by two depths, for beside an attention's launches and merges a cache
+ * that fits a small budget takes little. */
+static enum sluice_status measure_gpu_attention(struct sl_profiler *b, enum sl_type type,
+                                                double *mib_ns)
+{
+    const int32_t deep = b->dev.kv_tokens, half = deep / 2;
+    double deep_ns = 0, half_ns = 0;
+    SL_TRY(time_gpu(b, sl_profiler_attention_op(1, deep, type), 2, &deep_ns));
+    SL_TRY(time_gpu(b, sl_profiler_attention_op(1, half, type), 2, &half_ns));
+    *mib_ns = fmax(deep_ns - half_ns, 0.1 * deep_ns) / (kv_mib(deep, type) - kv_mib(half, type));
+    return SLUICE_STATUS_OK;
+}
+
 enum sluice_status sl_profiler_measure_gpu(struct sl_profiler *b)
 {
     struct sl_profile *const p = b->p;
@@ -259,10 +272,7 @@ enum sluice_status sl_profiler_measure_gpu(struct sl_profiler *b)
         SL_TRY(sl_profiler_tick(b, sl_type_name(type)));
     }
     for (int i = 0; i < SL_N_KV_TYPES; i++) {
-        const enum sl_type type = sl_kv_type_list[i];
-        SL_TRY(time_gpu(b, sl_profiler_attention_op(1, b->dev.kv_tokens, type), 2, &ns));
-        p->attention_mib_ns[SL_UNIT_GPU][i] =
-            fmax(ns - op_ns, 0.1 * ns) / kv_mib(b->dev.kv_tokens, type);
+        SL_TRY(measure_gpu_attention(b, sl_kv_type_list[i], &p->attention_mib_ns[SL_UNIT_GPU][i]));
     }
     const int32_t n_prefill = b->dev.max_tokens < 512 ? b->dev.max_tokens : 512;
     SL_TRY(time_gpu(b, sl_profiler_attention_op(n_prefill, 2 * n_prefill, SL_TYPE_F16), 1, &ns));

@@ -15,7 +15,7 @@ enum sluice_status sl_timer_init(struct sl_timer *timer, struct sl_device *devic
                                  struct sluice_error *err)
 {
     *timer = (struct sl_timer){.device = device};
-    SL_TRY(device->vt->stream_create(device, &timer->stream, err));
+    SL_TRY(device->vt->stream_create(device, SL_STREAM_OPERATORS, &timer->stream, err));
     SL_TRY(device->vt->event_create(device, true, &timer->start, err));
     return device->vt->event_create(device, true, &timer->stop, err);
 }
@@ -73,6 +73,22 @@ static enum sluice_status run_once(struct sl_timer *timer, const struct sl_op *o
     return SLUICE_STATUS_OK;
 }
 
+/* Lists queued at a time, so that the queue never fills. */
+#define LOAD_BATCH 16
+
+static enum sluice_status put_under_load(struct sl_timer *timer, const struct sl_op *ops, int n_ops,
+                                         void *scratch, double list_ns, struct sluice_error *err)
+{
+    struct sl_device *const dev = timer->device;
+    for (double ns = 0; ns < timer->load_ns; ns += LOAD_BATCH * list_ns) {
+        for (int i = 0; i < LOAD_BATCH; i++) {
+            SL_TRY(dev->vt->run(dev, timer->stream, ops, n_ops, scratch, err));
+        }
+        SL_TRY(dev->vt->stream_sync(dev, timer->stream, err));
+    }
+    return SLUICE_STATUS_OK;
+}
+
 enum sluice_status sl_timer_list(struct sl_timer *timer, const struct sl_op *ops, int n_ops,
                                  void *scratch, bool as_graph, double *out_ns,
                                  struct sluice_error *err)
@@ -84,8 +100,12 @@ enum sluice_status sl_timer_list(struct sl_timer *timer, const struct sl_op *ops
     if (as_graph && vt->graph_begin) {
         SL_TRY(record(timer, ops, n_ops, scratch, &graph, err));
     }
-    for (int r = -1; r < REPEATS && status == SLUICE_STATUS_OK; r++) {
-        status = run_once(timer, ops, n_ops, scratch, graph, r < 0 ? &first : &ns[r], err);
+    status = run_once(timer, ops, n_ops, scratch, graph, &first, err);
+    if (status == SLUICE_STATUS_OK) {
+        status = put_under_load(timer, ops, n_ops, scratch, first, err);
+    }
+    for (int r = 0; r < REPEATS && status == SLUICE_STATUS_OK; r++) {
+        status = run_once(timer, ops, n_ops, scratch, graph, &ns[r], err);
     }
     if (graph) {
         vt->stream_sync(timer->device, timer->stream, NULL);

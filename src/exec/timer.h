@@ -17,6 +17,9 @@ struct sl_timer {
      * is timed is the list and not the wait for its first launch. 0: nothing is copied. */
     void *flush;
     size_t flush_bytes;
+    /* The list is run for so long before it is timed: a device that works for tens of milliseconds
+     * gets warm and clocks down. 0: once. */
+    double load_ns;
 };
 
 /* The stream and the events. Zeroed or half made, a timer may be finished. */

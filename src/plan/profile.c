@@ -19,7 +19,7 @@ const int32_t sl_tier_tokens[SL_N_TIERS] = {1, 4, 16, 64, 256, 512, 1024, 2048, 
 const size_t sl_copy_sizes[SL_N_COPY_SIZES] = {64u << 10, 256u << 10, 1u << 20, 4u << 20,
                                                64u << 20};
 
-#define PROFILE_VERSION 7
+#define PROFILE_VERSION 8
 #define VECTOR_TOKENS 8 /* passes up to this long are vector products on a GPU */
 #define MIB 1048576.0
 

@@ -94,22 +94,6 @@ static float float_of(uint32_t u)
     return f;
 }
 
-float sl_f16_to_f32(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000) << 16;
-    const uint32_t exponent = h >> 10 & 31;
-    const uint32_t mantissa = h & 1023;
-    if (exponent == 31) {
-        /* A NaN comes out quiet, as the processors' own conversion makes it. */
-        return float_of(sign | 0x7f800000 | mantissa << 13 | (mantissa != 0 ? 0x00400000 : 0));
-    }
-    if (exponent == 0) {
-        const float magnitude = (float)mantissa * 0x1p-24f;
-        return float_of(sign | bits_of(magnitude));
-    }
-    return float_of(sign | (exponent + 112) << 23 | mantissa << 13);
-}
-
 uint16_t sl_f32_to_f16(float f)
 {
     const uint32_t bits = bits_of(f);

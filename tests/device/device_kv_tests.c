@@ -354,7 +354,7 @@ static void test_merge_from_host(void **state)
     }
     assert_ok(vt->mem_alloc(dev, BYTES, &mem, &err), err);
     assert_ok(vt->mem_alloc(dev, 256, &scratch, &err), err);
-    assert_ok(vt->stream_create(dev, &stream, &err), err);
+    assert_ok(vt->stream_create(dev, SL_STREAM_OPERATORS, &stream, &err), err);
     float *here = locked[0], *there = locked[1];
     for (int i = 0; i < N; i++) {
         here[i] = (float)(i % DIM);

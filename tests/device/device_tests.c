@@ -33,7 +33,7 @@ static void *device_memory(size_t bytes)
 static struct sl_stream *make_stream(void)
 {
     struct sl_stream *stream;
-    assert_ok(vt->stream_create(dev, &stream, &err), err);
+    assert_ok(vt->stream_create(dev, SL_STREAM_OPERATORS, &stream, &err), err);
     return stream;
 }
 

@@ -430,7 +430,7 @@ static enum sluice_status run_on_device(const struct op_case *c, struct sl_devic
     struct sl_stream *stream;
     assert_ok(dev->vt->mem_alloc(dev, c->used, &mem, err), *err);
     assert_ok(dev->vt->mem_alloc(dev, scratch_bytes, &scratch, err), *err);
-    assert_ok(dev->vt->stream_create(dev, &stream, err), *err);
+    assert_ok(dev->vt->stream_create(dev, SL_STREAM_OPERATORS, &stream, err), *err);
     struct sl_op ops[CASE_MAX_OPS];
     memcpy(ops, c->ops, sizeof ops);
     for (int i = 0; i < c->n_ops; i++) {

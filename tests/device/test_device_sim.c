@@ -41,7 +41,7 @@ static struct bench make_bench(const struct sl_sim_options *options, size_t byte
     struct bench b = {.dev = make_device(options), .bytes = bytes};
     b.vt = b.dev->vt;
     void *mem;
-    assert_ok(b.vt->stream_create(b.dev, &b.stream, &err), err);
+    assert_ok(b.vt->stream_create(b.dev, SL_STREAM_OPERATORS, &b.stream, &err), err);
     assert_ok(b.vt->mem_alloc(b.dev, bytes, &mem, &err), err);
     b.mem = mem;
     b.host = malloc(bytes);
@@ -71,7 +71,7 @@ static void test_missing_wait(void **state)
     struct bench b = make_bench(&slow, 4 << 20);
     struct sl_stream *other;
     struct sl_event *event;
-    assert_ok(b.vt->stream_create(b.dev, &other, &err), err);
+    assert_ok(b.vt->stream_create(b.dev, SL_STREAM_OPERATORS, &other, &err), err);
     assert_ok(b.vt->event_create(b.dev, false, &event, &err), err);
     for (int with_wait = 0; with_wait < 2; with_wait++) {
         unsigned char got[16] = {0};
@@ -305,7 +305,7 @@ static void test_bandwidth(void **state)
     struct sl_event *end;
     uint64_t ns;
     assert_ok(b.vt->host_register(b.dev, b.host, b.bytes, true, &err), err);
-    assert_ok(b.vt->stream_create(b.dev, &other, &err), err);
+    assert_ok(b.vt->stream_create(b.dev, SL_STREAM_OPERATORS, &other, &err), err);
     assert_ok(b.vt->event_create(b.dev, true, &begin, &err), err);
     assert_ok(b.vt->event_create(b.dev, true, &end, &err), err);
     assert_ok(b.vt->event_record(b.dev, begin, other, &err), err);
@@ -337,7 +337,7 @@ static enum sluice_status use_device(struct sl_device *dev)
     void *locked = NULL;
     float host[64] = {1.0f};
     bool registered = false;
-    if ((status = vt->stream_create(dev, &stream, &err)) != SLUICE_STATUS_OK ||
+    if ((status = vt->stream_create(dev, SL_STREAM_OPERATORS, &stream, &err)) != SLUICE_STATUS_OK ||
         (status = vt->event_create(dev, true, &event, &err)) != SLUICE_STATUS_OK ||
         (status = vt->mem_alloc(dev, 4096, &mem[0], &err)) != SLUICE_STATUS_OK ||
         (status = vt->mem_alloc(dev, 4096, &mem[1], &err)) != SLUICE_STATUS_OK ||

@@ -67,7 +67,7 @@ static enum sluice_status session_init(struct session *s, struct sl_device *dev,
     *s = (struct session){.dev = dev};
     SL_TRY(dev->vt->mem_alloc(dev, block_bytes, &s->block, err));
     SL_TRY(dev->vt->mem_alloc(dev, scratch_bytes + 256, &s->scratch, err));
-    return dev->vt->stream_create(dev, &s->stream, err);
+    return dev->vt->stream_create(dev, SL_STREAM_OPERATORS, &s->stream, err);
 }
 
 static enum sluice_status run_device(struct kc_target *t, const struct kc_instance *in, char *block,

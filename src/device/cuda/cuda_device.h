@@ -51,6 +51,7 @@ struct sl_stream {
     cudaStream_t handle;
     cudaEvent_t idle; /* recorded to wait for the stream */
     struct sl_cuda_waits waits;
+    enum sl_stream_use use;
     bool recording; /* a graph */
 };
 

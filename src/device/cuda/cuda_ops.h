@@ -57,9 +57,8 @@ extern "C" {
 int sl_cuda_has_code(void);
 
 /* Copy between device memory and host memory that the device reaches by its address, whichever is
- * which. SL_CUDA_UNSUPPORTED: too large or not in whole 16-byte words. */
-#define SL_CUDA_SMALL_COPY_BYTES ((size_t)512 << 10)
-int sl_cuda_copy_small(cudaStream_t stream, void *dst, const void *src, size_t bytes);
+ * which, past the copy engines. SL_CUDA_UNSUPPORTED: not in whole 16-byte words. */
+int sl_cuda_copy_direct(cudaStream_t stream, void *dst, const void *src, size_t bytes);
 
 int sl_cuda_norm(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);
 int sl_cuda_divide(cudaStream_t stream, const struct sl_op *op, const struct sl_cuda_props *props);

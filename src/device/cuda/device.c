@@ -135,14 +135,15 @@ static void stream_destroy(struct sl_device *device, struct sl_stream *stream)
     sl_free(stream);
 }
 
-static enum sluice_status stream_create(struct sl_device *device, struct sl_stream **out,
-                                        struct sluice_error *err)
+static enum sluice_status stream_create(struct sl_device *device, enum sl_stream_use use,
+                                        struct sl_stream **out, struct sluice_error *err)
 {
     const struct sl_cuda_device *dev = cuda_device(device);
     *out = NULL;
     SL_CUDA_TRY(cudaSetDevice(dev->ordinal), err, "choosing GPU %d", dev->ordinal);
     struct sl_stream *stream = sl_calloc(SL_MEM_DEVICE, 1, sizeof *stream);
     SL_CHECK(stream != NULL, OUT_OF_MEMORY, err, "no memory for a stream");
+    stream->use = use;
     cudaError_t code = cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking);
     if (code == cudaSuccess) {
         code = cudaEventCreateWithFlags(&stream->idle, cudaEventDisableTiming);

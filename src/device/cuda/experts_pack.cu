@@ -63,7 +63,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
     const int64_t n_cols = a.n_cols;
     const float scale = sl_pack_half_row<THREADS>(
-        a.x + token * n_cols, a.n_cols, a.column_order, [&](int i, uint4 v) {
+        a.x + token * n_cols, a.n_cols, a.n_cols, a.column_order, [&](int i, uint4 v) {
             for (int k = 0; k < pairs.n; k++) {
                 *(uint4 *)(a.out + (pairs.at[k] * n_cols + 8 * i) * 2) = v;
             }
@@ -86,8 +86,8 @@ static __global__ void __launch_bounds__(THREADS)
         return; /* the whole block, or warps */
     }
     uint4 *out = (uint4 *)(a.out + (int64_t)row * a.n_cols * 2);
-    const float scale = sl_pack_half_row<N>(a.x + (int64_t)row * a.n_cols, a.n_cols, a.column_order,
-                                            [&](int i, uint4 v) { out[i] = v; });
+    const float scale = sl_pack_half_row<N>(a.x + (int64_t)row * a.n_cols, a.n_cols, a.n_cols,
+                                            a.column_order, [&](int i, uint4 v) { out[i] = v; });
     if (threadIdx.x % N == 0) {
         ((float *)(a.out + n_rows * a.n_cols * 2))[row] = scale;
     }
@@ -149,7 +149,7 @@ static __global__ void __launch_bounds__(THREADS)
         pack_row_8bit(x, tile_out, n, k, a.n_cols);
     } else if constexpr (FORM == SL_EXPERTS_HALF) {
         uint4 *out = (uint4 *)(tile_out + (int64_t)k * a.n_cols * 2);
-        const float scale = sl_pack_half_row<THREADS>(x, a.n_cols, SL_ORDER_PLAIN,
+        const float scale = sl_pack_half_row<THREADS>(x, a.n_cols, a.n_cols, SL_ORDER_PLAIN,
                                                       [&](int i, uint4 v) { out[i] = v; });
         if (threadIdx.x == 0) {
             ((float *)(tile_out + (int64_t)n * a.n_cols * 2))[k] = scale;

@@ -55,13 +55,13 @@ static __global__ void __launch_bounds__(PACK_THREADS)
 
 /* x as f16 with a scale of each row; a block takes a row. */
 static __global__ void __launch_bounds__(SL_PACK_THREADS)
-    pack_half_kernel(const float *x, uint16_t *out, float *scales, int n, int order)
+    pack_half_kernel(const float *x, uint16_t *out, float *scales, int n, int n_out, int order)
 {
-    uint4 *row = (uint4 *)(out + (int64_t)blockIdx.x * n);
+    uint4 *row = (uint4 *)(out + (int64_t)blockIdx.x * n_out);
     sl_let_follow();
     sl_await_ahead();
-    const float scale = sl_pack_half_row<SL_PACK_THREADS>(x + (int64_t)blockIdx.x * n, n, order,
-                                                          [&](int i, uint4 v) { row[i] = v; });
+    const float scale = sl_pack_half_row<SL_PACK_THREADS>(
+        x + (int64_t)blockIdx.x * n, n, n_out, order, [&](int i, uint4 v) { row[i] = v; });
     if (threadIdx.x == 0) {
         scales[blockIdx.x] = scale;
     }
@@ -91,9 +91,9 @@ static int pack_half(cudaStream_t stream, const struct sl_linear_args *a, void *
                      const struct sl_cuda_props *props)
 {
     uint16_t *out = (uint16_t *)scratch;
-    float *scales = (float *)(out + (int64_t)a->n_tokens * a->n_cols);
+    float *scales = (float *)(out + (int64_t)a->n_tokens * a->x_cols);
     return SL_FOLLOW(pack_half_kernel, (unsigned)a->n_tokens, SL_PACK_THREADS, 0, stream, props,
-                     a->x, out, scales, a->n_cols, order);
+                     a->x, out, scales, a->n_cols, a->x_cols, order);
 }
 
 /* ---- choice ---- */
@@ -150,15 +150,14 @@ static bool mid_is_narrow(const struct sl_linear_args *a, int n_sm)
 }
 
 #ifdef SL_CUDA_SM90
-static bool sm90_wins(const struct sl_linear_args *a, int type, const struct sl_cuda_props *props)
+static bool sm90_wins(const struct sl_linear_args *a, const struct sl_cuda_props *props)
 {
     for (int i = 0; i < a->n_parts; i++) {
         if (a->part[i].n_rows % 2 != 0 || ((uintptr_t)a->part[i].y & 7) != 0) {
             return false; /* rows are stored two at a time */
         }
     }
-    return sl_is_sm90(props) && a->n_tokens >= SM90_MIN_TOKENS &&
-           (is_float_type(type) || a->n_cols % SL_SM90_PACKED_COLS == 0);
+    return sl_is_sm90(props) && a->n_tokens >= SM90_MIN_TOKENS;
 }
 
 static int run_sm90(cudaStream_t stream, int type, const struct sl_linear_args *a,
@@ -185,7 +184,7 @@ static enum family choose_family(const struct sl_linear_args *a, int type,
         return FAMILY_VEC;
     }
 #ifdef SL_CUDA_SM90
-    if (sm90_wins(a, type, props)) {
+    if (sm90_wins(a, props)) {
         return FAMILY_SM90;
     }
 #endif
@@ -240,6 +239,9 @@ static int run_group(cudaStream_t stream, struct sl_linear_args *a, int type, vo
         want = X_FLOAT;
     } else if (family == FAMILY_SM90) {
         want = X_HALF + sl_sm90_order(type);
+        a->x_cols = is_float
+                        ? a->n_cols
+                        : (int32_t)div_up(a->n_cols, SL_SM90_PACKED_COLS) * SL_SM90_PACKED_COLS;
     }
     const bool narrow = family == FAMILY_MID && mid_is_narrow(a, props->n_sm);
     count_tiles(a, narrow ? SL_MID_ROWS / 2 : tile_rows[family]);
@@ -306,7 +308,7 @@ static void make_group(struct sl_linear_args *a, const struct sl_op *op,
     memset(a, 0, sizeof(*a));
     a->x = linear->x;
     a->n_tokens = op->n_tokens;
-    a->n_cols = (int32_t)linear->part[first].w.n_cols;
+    a->n_cols = a->x_cols = (int32_t)linear->part[first].w.n_cols;
     a->row_bytes = (int64_t)sl_type_row_bytes(type, a->n_cols);
     a->activation = split ? SL_ACT_NONE : (int)linear->activation;
     a->accumulate = linear->accumulate;

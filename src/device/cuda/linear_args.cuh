@@ -45,6 +45,7 @@ struct sl_linear_args {
     int64_t row_bytes;
     int32_t n_tokens;
     int32_t n_cols;
+    int32_t x_cols; /* of a row of x as f16: n_cols, and zeros up to what an order needs */
     int32_t n_parts;
     int32_t n_tiles;    /* row tiles of all parts; of part 0 when gated */
     int32_t activation; /* enum sl_activation; other than NONE: part 0 is gate, part 1 up */

@@ -60,13 +60,16 @@ SL_HD int sl_order_from(int i, int u, int order)
     return 16 * run + 4 * (i >> 1 & 3) + 2 * (i & 1);
 }
 
-/* Where 16 bytes of a packed row come from. */
-SL_DEV void sl_pack_load8(float v[8], const float *x, int i, int order, bool wide)
+/* Where 16 bytes of a packed row come from; past the n columns of x there is nothing but zeros. */
+SL_DEV void sl_pack_load8(float v[8], const float *x, int n, int i, int order, bool wide)
 {
 #pragma unroll
     for (int u = 0; u < 4; u++) {
-        const float *at = x + sl_order_from(i, u, order);
-        const float2 pair = wide ? *(const float2 *)at : make_float2(at[0], at[1]);
+        const int from = sl_order_from(i, u, order);
+        const float *at = x + from;
+        const float2 pair = from >= n ? make_float2(0.0f, 0.0f)
+                            : wide    ? *(const float2 *)at
+                                      : make_float2(at[0], at[1]);
         v[2 * u] = pair.x;
         v[2 * u + 1] = pair.y;
     }
@@ -109,11 +112,11 @@ template <int THREADS> SL_DEV float sl_pack_most(float most)
     return most;
 }
 
-/* Pack a row of n columns, a multiple of 8 (in an order: of 128), by a block of THREADS, or by each
- * warp one (32). The start of the row stays in registers between finding its largest magnitude and
- * packing. put(i, v) takes columns 8 i to 8 i + 7; returns the row's scale. */
+/* Pack a row of n columns into n_out, a multiple of 8 (in an order: of 128), by a block of THREADS,
+ * or by each warp one (32). The start of the row stays in registers between finding its largest
+ * magnitude and packing. put(i, v) takes columns 8 i to 8 i + 7; returns the row's scale. */
 template <int THREADS, class PUT>
-SL_DEV float sl_pack_half_row(const float *x, int n, int order, PUT put)
+SL_DEV float sl_pack_half_row(const float *x, int n, int n_out, int order, PUT put)
 {
     constexpr int held_n = THREADS > 32 ? 2 : 4; /* pieces that a thread keeps */
     const int thread = (int)threadIdx.x % THREADS;
@@ -123,14 +126,14 @@ SL_DEV float sl_pack_half_row(const float *x, int n, int order, PUT put)
 #pragma unroll
     for (int j = 0; j < held_n; j++) {
         const int i = thread + j * THREADS;
-        if (i < n / 8) {
-            sl_pack_load8(held[j], x, i, order, wide);
+        if (i < n_out / 8) {
+            sl_pack_load8(held[j], x, n, i, order, wide);
             most = sl_pack_most8(held[j], most);
         }
     }
-    for (int i = thread + held_n * THREADS; i < n / 8; i += THREADS) {
+    for (int i = thread + held_n * THREADS; i < n_out / 8; i += THREADS) {
         float v[8];
-        sl_pack_load8(v, x, i, order, wide);
+        sl_pack_load8(v, x, n, i, order, wide);
         most = sl_pack_most8(v, most);
     }
     most = sl_pack_most<THREADS>(most);
@@ -141,13 +144,13 @@ SL_DEV float sl_pack_half_row(const float *x, int n, int order, PUT put)
 #pragma unroll
     for (int j = 0; j < held_n; j++) {
         const int i = thread + j * THREADS;
-        if (i < n / 8) {
+        if (i < n_out / 8) {
             put(i, sl_pack_half8(held[j], factor));
         }
     }
-    for (int i = thread + held_n * THREADS; i < n / 8; i += THREADS) {
+    for (int i = thread + held_n * THREADS; i < n_out / 8; i += THREADS) {
         float v[8];
-        sl_pack_load8(v, x, i, order, wide);
+        sl_pack_load8(v, x, n, i, order, wide);
         put(i, sl_pack_half8(v, factor));
     }
     return sl_bits_f32((uint32_t)(127 - 10 + e) << 23);

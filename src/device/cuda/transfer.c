@@ -12,7 +12,7 @@
  *
  * Tickets are retired in order when room is needed; the caller waits only when the ring is full.
  *
- * Small copies of memory that was allocated here go past the copy engine: see copy_small.cu.
+ * Copies that an operator waits for go past the copy engine: see copy_direct.cu.
  */
 #include <string.h>
 
@@ -21,6 +21,7 @@
 #include "device/cuda/cuda_device.h"
 
 #define RING_ALIGN 256
+#define SMALL_COPY_BYTES ((size_t)512 << 10)
 
 static struct sl_cuda_device *cuda_device(struct sl_device *dev)
 {
@@ -323,21 +324,30 @@ static enum sluice_status stage_down(struct sl_cuda_device *dev, cudaStream_t st
 
 /* ---- copies ---- */
 
+/* Whether a copy goes past the copy engines. Of those to the GPU all that operators wait for: the
+ * engine has weights to bring. The one from the GPU is mostly idle, so that only starting sooner
+ * counts there. */
+static bool goes_direct(const struct sl_stream *stream, size_t bytes, bool up)
+{
+    return bytes <= SMALL_COPY_BYTES || (up && stream->use == SL_STREAM_OPERATORS);
+}
+
 /* A piece of locked memory. */
-static enum sluice_status copy_locked(cudaStream_t stream, const struct sl_cuda_range *range,
-                                      void *to, const void *from, size_t bytes, bool up,
-                                      struct sluice_error *err)
+static enum sluice_status copy_locked(const struct sl_stream *stream,
+                                      const struct sl_cuda_range *range, void *to, const void *from,
+                                      size_t bytes, bool up, struct sluice_error *err)
 {
     const char *const way = up ? "to" : "from";
-    if (range != NULL && range->owned) {
-        const int code = sl_cuda_copy_small(stream, to, from, bytes);
+    if (range != NULL && range->owned && goes_direct(stream, bytes, up)) {
+        const int code = sl_cuda_copy_direct(stream->handle, to, from, bytes);
         if (code != SL_CUDA_UNSUPPORTED) {
             SL_CUDA_TRY((cudaError_t)code, err, "copying %zu bytes %s the GPU", bytes, way);
             return SLUICE_STATUS_OK;
         }
     }
     SL_CUDA_TRY(cudaMemcpyAsync(to, from, bytes,
-                                up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream),
+                                up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                                stream->handle),
                 err, "copying %zu bytes %s the GPU", bytes, way);
     return SLUICE_STATUS_OK;
 }
@@ -356,7 +366,7 @@ static enum sluice_status copy_pieces(struct sl_device *device, struct sl_stream
         const struct sl_cuda_range *locked;
         size_t piece = next_piece(dev, up ? from : to, bytes, &locked);
         if (locked != NULL || dev->ring.memory == NULL) {
-            SL_TRY(copy_locked(stream->handle, locked, to, from, piece, up, err));
+            SL_TRY(copy_locked(stream, locked, to, from, piece, up, err));
         } else {
             piece = piece < SL_CUDA_PIECE_BYTES ? piece : SL_CUDA_PIECE_BYTES;
             SL_TRY(up ? stage_up(dev, stream->handle, to, from, piece, piece, 1, err)

@@ -163,8 +163,8 @@ enum sluice_status sl_sim_check_content(const struct sl_sim_device *sim, const s
                                         struct sluice_error *err);
 
 /* Streams and events (sim_stream.c), what the caller queues (sim_queue.c). */
-enum sluice_status sl_sim_stream_create(struct sl_device *dev, struct sl_stream **out,
-                                        struct sluice_error *err);
+enum sluice_status sl_sim_stream_create(struct sl_device *dev, enum sl_stream_use use,
+                                        struct sl_stream **out, struct sluice_error *err);
 void sl_sim_stream_destroy(struct sl_device *dev, struct sl_stream *stream);
 enum sluice_status sl_sim_stream_sync(struct sl_device *dev, struct sl_stream *stream,
                                       struct sluice_error *err);

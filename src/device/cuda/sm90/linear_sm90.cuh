@@ -40,7 +40,7 @@ template <int T> struct sl_sm90_linear {
 
     SL_DEV_MEMBER const float *scales(const sl_sm90_tile &) const
     {
-        return (const float *)((const uint16_t *)a.xs + (int64_t)a.n_tokens * a.n_cols);
+        return (const float *)((const uint16_t *)a.xs + (int64_t)a.n_tokens * a.x_cols);
     }
 };
 
@@ -48,7 +48,7 @@ template <class W, int T>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(SL_SM90_THREADS, 1)
     sl_sm90_linear_kernel(SL_KERNEL_ARG struct sl_sm90_linear<T> k)
 {
-    sl_sm90_work<W, T>(k, k.maps, k.a.activation != SL_ACT_NONE, k.a.n_cols);
+    sl_sm90_work<W, T>(k, k.maps, k.a.activation != SL_ACT_NONE, k.a.x_cols);
 }
 
 /* Tiles that would not fill the last round over the GPU are cut in halves, if that makes them fit:
@@ -79,7 +79,7 @@ static int sl_sm90_make_maps(struct sl_sm90_maps *maps, const struct sl_linear_a
 {
     const int box_rows = args->activation != SL_ACT_NONE ? SL_SM90_ROWS / 2 : SL_SM90_ROWS;
     int failed =
-        sl_tensor_map_rows(&maps->x, args->xs, args->n_tokens, args->n_cols, SL_SM90_BOX_TOKENS);
+        sl_tensor_map_rows(&maps->x, args->xs, args->n_tokens, args->x_cols, SL_SM90_BOX_TOKENS);
     for (int i = 0; !failed && W::tile_bytes > 0 && i < args->n_parts; i++) {
         failed = sl_tensor_map_rows(&maps->w[i], args->part[i].w, args->part[i].n_rows,
                                     args->n_cols, box_rows);

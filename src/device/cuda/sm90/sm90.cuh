@@ -26,7 +26,7 @@
     sl_launch((const void *)kernel, shared, SIZE_MAX,                                              \
               [&]() { kernel<<<grid, block, shared, stream>>>(__VA_ARGS__); })
 
-/* Packed types want a depth that is a multiple of this. */
+/* Packed types go through the depth by this many columns: x has zeros in those that a row lacks. */
 #define SL_SM90_PACKED_COLS 128
 
 /* The order in which the columns of x have to come for weights of a type. */

@@ -68,7 +68,7 @@ template <class W>
 SL_DEV void sl_sm90_join(const struct sl_linear_args &a, const sl_sm90_tile &tile, uint32_t slots,
                          int rank, int n_ranks)
 {
-    const float *scale = (const float *)((const uint16_t *)a.xs + (int64_t)a.n_tokens * a.n_cols);
+    const float *scale = (const float *)((const uint16_t *)a.xs + (int64_t)a.n_tokens * a.x_cols);
     const int first = tile.token0 + 2 * ((int)threadIdx.x & 3);
     for (int m = rank; 8 * m < tile.n_tokens; m += n_ranks) {
         float4 sum = sl_cluster_load(sl_sm90_sums_at(slots, m), 0);
@@ -122,8 +122,8 @@ __global__ void __launch_bounds__(SL_SM90_THREADS, 1)
     tile.n_tokens = min(k.a.n_tokens - tile.token0, T);
     /* The part of the depth, in steps. */
     constexpr int steps_of_piece = SL_SM90_SPLIT_COLS / SL_SM90_DEPTH;
-    const int n_pieces = (k.a.n_cols + SL_SM90_SPLIT_COLS - 1) / SL_SM90_SPLIT_COLS;
-    const int all_steps = (k.a.n_cols + SL_SM90_DEPTH - 1) / SL_SM90_DEPTH;
+    const int n_pieces = (k.a.x_cols + SL_SM90_SPLIT_COLS - 1) / SL_SM90_SPLIT_COLS;
+    const int all_steps = (k.a.x_cols + SL_SM90_DEPTH - 1) / SL_SM90_DEPTH;
     const int begin = n_pieces * rank / n_ranks * steps_of_piece;
     const int end = min(n_pieces * (rank + 1) / n_ranks * steps_of_piece, all_steps);
 
@@ -174,7 +174,7 @@ static inline int sl_sm90_choose_splits(const struct sl_linear_args *args,
                           ((args->n_tokens + SL_SM90_SPLIT_TOKENS - 1) / SL_SM90_SPLIT_TOKENS);
     int n = 1;
     while (2 * n <= SL_SM90_MAX_SPLITS && 2 * n * tiles <= props->n_sm &&
-           2 * n * SL_SM90_SPLIT_COLS <= args->n_cols) {
+           2 * n * SL_SM90_SPLIT_COLS <= args->x_cols) {
         n *= 2;
     }
     return n;

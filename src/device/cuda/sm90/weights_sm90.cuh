@@ -102,13 +102,21 @@ template <int TYPE> struct sl_sm90_packed {
         return false;
     }
 
+    /* The block of unit u of this thread's row. Units past the end of the row meet zeros of x: they
+     * may be any weights, but not memory behind the matrix. */
+    SL_DEV_MEMBER const uint8_t *block(int i, int u) const
+    {
+        const uint8_t *at = row[i] + u / F::units * F::bytes;
+        return F::items >= SL_SM90_PACKED_COLS || at < end[i] ? at : end[i] - F::bytes;
+    }
+
     SL_DEV_MEMBER void load(int it)
     {
         const int u = 2 * it + ((int)threadIdx.x & 3);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const sl_mem_global mem = {end[i]};
-            F::load(raw[i], row[i] + u / F::units * F::bytes, u % F::units, mem);
+            F::load(raw[i], block(i, u), u % F::units, mem);
             /* With few tokens the products are done long before memory answers. */
             const uint8_t *later = row[i] + (it / 2 + AHEAD) * (128 * F::bytes / F::items);
             if ((threadIdx.x & 3) == 0 && later < end[i]) {
@@ -143,7 +151,7 @@ template <int TYPE> struct sl_sm90_packed {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 sl_unit unit;
-                F::expand(raw[i], row[i] + u / F::units * F::bytes, u % F::units, unit);
+                F::expand(raw[i], block(i, u), u % F::units, unit);
                 const sl_run_scale scale = sl_run_scale_of<F>(unit.s_lo, unit.m_lo);
                 second_scale[i] = sl_run_scale_of<F>(unit.s_hi, unit.m_hi);
 #pragma unroll

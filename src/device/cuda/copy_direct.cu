@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Small copies between the GPU and page-locked host memory, by a kernel that reads or writes the
- * host's memory over the link itself. The copy engine takes copies in the order in which they were
- * queued, of all streams: a hidden state of some kilobytes would wait there behind megabytes of
- * weights, milliseconds long. A kernel does not, and it starts sooner, too.
+ * Copies between the GPU and page-locked host memory, by a kernel that reads or writes the host's
+ * memory over the link itself. The copy engine takes copies in the order in which they were queued,
+ * of all streams: a hidden state would wait there behind the weights that are on their way,
+ * milliseconds long. A kernel shares the link with them, and it starts sooner, too.
  */
 #include "device/cuda/common.cuh"
 
@@ -12,7 +12,7 @@
     2 /* 16-byte words of a thread: all on their way before the first is waited for */
 
 static __global__ void __launch_bounds__(COPY_THREADS)
-    copy_small_kernel(uint4 *dst, const uint4 *src, uint32_t n_words)
+    copy_direct_kernel(uint4 *dst, const uint4 *src, uint32_t n_words)
 {
     const uint32_t first = blockIdx.x * (COPY_THREADS * COPY_ITEMS) + threadIdx.x;
     uint4 words[COPY_ITEMS];
@@ -33,15 +33,15 @@ static __global__ void __launch_bounds__(COPY_THREADS)
     }
 }
 
-extern "C" int sl_cuda_copy_small(cudaStream_t stream, void *dst, const void *src, size_t bytes)
+extern "C" int sl_cuda_copy_direct(cudaStream_t stream, void *dst, const void *src, size_t bytes)
 {
     const uint32_t n_words = (uint32_t)(bytes / sizeof(uint4));
-    if (bytes > SL_CUDA_SMALL_COPY_BYTES || bytes == 0 || bytes % sizeof(uint4) != 0 ||
+    if (bytes == 0 || bytes % sizeof(uint4) != 0 || bytes / sizeof(uint4) > UINT32_MAX ||
         !sl_is_aligned(dst, 16) || !sl_is_aligned(src, 16)) {
         return SL_CUDA_UNSUPPORTED;
     }
     const unsigned n_blocks = (unsigned)sl_div_up(n_words, COPY_THREADS * COPY_ITEMS);
-    copy_small_kernel<<<n_blocks, COPY_THREADS, 0, stream>>>((uint4 *)dst, (const uint4 *)src,
-                                                             n_words);
+    copy_direct_kernel<<<n_blocks, COPY_THREADS, 0, stream>>>((uint4 *)dst, (const uint4 *)src,
+                                                              n_words);
     return sl_launch_result();
 }
