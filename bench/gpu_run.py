@@ -4,8 +4,8 @@
 
     bench/gpu_run.py --bin DIR --out FILE.json --tmp /dev/shm JOB...
 
-JOB: checks | dense | mixture | skew | context | parallel | depth | copies | strategies | cpu |
-     kernels | FILE.gguf (a real model: KL to the CPU and perplexity).
+JOB: checks | dense | mixture | skew | context | parallel | depth | copies | strategies |
+     random_plans | cpu | kernels | FILE.gguf (a real model: KL to the CPU and perplexity).
 Every job's rows, but those of kernels (kernels.json beside it), go into FILE.json (bench/results), beside the figures of peers where there are any.
 Only the standard library is needed.
 """
@@ -209,8 +209,18 @@ class Session:
         """What is searched beside what is published, generation and prompts."""
         for shape, kind, names in STRATEGIES:
             for name in names:
-                self.bench(self.model(shape, kind), 60, 1, strategy=name, vram="2G,8G",
-                           n_prompt="512", n_gen="24", ctx_size="1216")
+                self.bench(self.model(shape, kind), 60, 3, strategy=name, vram="2G,8G",
+                           n_prompt="512", n_gen="8", ctx_size="1216")
+
+    def random_plans(self):
+        """The plan in use beside plans drawn at random: how long a pass by the fastest of them takes."""
+        for shape, kind, _ in STRATEGIES:
+            before = len(self.rows)
+            self.bench(self.model(shape, kind), 150, 1, vram="2G,8G", n_prompt="512", n_gen="8",
+                       ctx_size="1216", random_plans="200")
+            for row in self.rows[before:]:
+                row.update(metric="random_plans", of=row["metric"], unit="times the chosen plan's pass",
+                           value=row["random_best_ms"] / row["chosen_ms"])
 
     def cpu(self):
         """The processor of the machine alone."""

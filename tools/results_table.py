@@ -206,6 +206,9 @@ def other_name(row):
     name = NAMES.get(row["metric"], row["metric"])
     if row["metric"] == "copy_rate":
         return f"{name}, prompt of {row['prompt_tokens']} (copy engine busy {percent(row['limit_fraction'])})"
+    if row["metric"] == "random_plans":
+        what = tokens_text(dict(row, metric=row["of"]))
+        return f"fastest of {row['random_plans']} plans at random, {what}"
     return name + (f", passes of {row['batch']}" if batch(row) > 1 or "exact" in row["metric"] else "")
 
 

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/median.h"
 #include "base/mem.h"
+#include "cli/bench_plans.h"
 #include "cli/engine.h"
 #include "cli/json.h"
 #include "cli/progress.h"
@@ -38,6 +39,7 @@ struct row {
     int32_t n_ubatch, n_seqs;
     double value, spread, predicted, corrected, limit_fraction;
     double peak_mib;
+    struct sl_bench_plans plans;
 };
 
 struct bench {
@@ -48,6 +50,7 @@ struct bench {
     int32_t n_seqs;    /* that generate together now */
     struct sl_kv_types kv_types;
     int repeats;
+    int32_t n_random_plans;
     int32_t n_longest; /* tokens of a sequence */
     int32_t *tokens;   /* [sequences, n_longest] */
     int32_t *seqs;     /* 0, 1, ... */
@@ -216,6 +219,43 @@ static enum sluice_status run_test(struct bench *b, enum metric metric, int32_t 
     return SLUICE_STATUS_OK;
 }
 
+/* A pass of a row's tier. */
+struct pass_of_row {
+    struct bench *b;
+    const struct row *row;
+};
+
+static enum sluice_status run_pass(void *user, uint64_t *ns, struct sluice_error *err)
+{
+    const struct pass_of_row *const p = user;
+    const bool prompt = p->row->metric == METRIC_PREFILL;
+    SL_TRY(time_once(p->b, p->row->metric, prompt ? p->row->n_prompt : 1, p->row->depth, ns, err));
+    return SLUICE_STATUS_OK;
+}
+
+/* Other plans for the passes of a row. A prompt of several passes is left out. */
+static enum sluice_status run_other_plans(struct bench *b, struct row *row,
+                                          struct sluice_error *err)
+{
+    const struct sl_plan *const plan = sl_context_plan(b->e.ctx);
+    const bool prompt = row->metric == METRIC_PREFILL;
+    const int32_t n = prompt ? row->n_prompt : b->n_seqs;
+    if (n > plan->n_ubatch) {
+        return SLUICE_STATUS_OK;
+    }
+    struct pass_of_row pass = {b, row};
+    const int32_t tier = sl_plan_tier(plan, n);
+    const struct sl_bench_passes passes = {.ctx = b->e.ctx,
+                                           .model = b->e.model,
+                                           .tier = tier,
+                                           .depth = row->depth,
+                                           .recorded = tier < SL_N_GRAPH_TIERS,
+                                           .run = run_pass,
+                                           .user = &pass};
+    SL_TRY(eval_depth(b, row->depth, err));
+    return sl_bench_plans_run(&passes, b->n_random_plans, &row->plans, err);
+}
+
 static enum sluice_status run_generations(struct bench *b, int32_t depth, int64_t mib,
                                           struct sluice_error *err)
 {
@@ -262,9 +302,14 @@ static enum sluice_status run_budget(struct bench *b, const char *text, int32_t 
                  most_of(&b->generated) / 2;
     plan.depth = plan.depth > 0 ? plan.depth : 1;
     SL_TRY(sl_engine_create_context(&b->e, &plan, err));
+    const int first = b->n_rows;
     const int64_t mib = budget.kind == SL_BUDGET_AUTO ? -1 : (int64_t)(plan.budget_bytes >> 20);
     for (int d = 0; d < b->depths.n; d++) {
         SL_TRY(run_depth(b, b->depths.v[d], mib, err));
+    }
+    sl_context_freeze(b->e.ctx); /* nothing is learned from plans that nobody chose */
+    for (int i = first; i < b->n_rows && b->n_random_plans > 0; i++) {
+        SL_TRY(run_other_plans(b, &b->rows[i], err));
     }
     return SLUICE_STATUS_OK;
 }
@@ -297,6 +342,33 @@ static void budget_text(const struct row *r, char *out, size_t room)
     }
 }
 
+static void test_text(const struct row *r, char *out, size_t room)
+{
+    if (r->metric == METRIC_PREFILL) {
+        snprintf(out, room, "prompt %d", r->n_prompt);
+    } else if (r->n_seqs == 1) {
+        snprintf(out, room, "generate %d", r->n_generated);
+    } else {
+        snprintf(out, room, "generate %d x %d", r->n_seqs, r->n_generated);
+    }
+}
+
+static void print_other_plans(const struct bench *b)
+{
+    printf("\n| budget | test | plans at random | ms a pass by the fastest | by the plan in use "
+           "|\n| ---: | --- | ---: | ---: | ---: |\n");
+    for (int i = 0; i < b->n_rows; i++) {
+        const struct row *const r = &b->rows[i];
+        char budget[32], test[64];
+        budget_text(r, budget, sizeof budget);
+        test_text(r, test, sizeof test);
+        if (r->plans.n_drawn > 0) {
+            printf("| %s | %s at %d | %d | %.3f | %.3f |\n", budget, test, r->depth,
+                   r->plans.n_drawn, r->plans.best_ns * 1e-6, r->plans.chosen_ns * 1e-6);
+        }
+    }
+}
+
 static void print_markdown(const struct bench *b)
 {
     printf("%s, %s, %d threads\n\n", model_name(b), b->e.device ? b->e.info.name : sl_cpu_name(),
@@ -308,16 +380,13 @@ static void print_markdown(const struct bench *b)
         const struct row *const r = &b->rows[i];
         char budget[32], test[64];
         budget_text(r, budget, sizeof budget);
-        if (r->metric == METRIC_PREFILL) {
-            snprintf(test, sizeof test, "prompt %d", r->n_prompt);
-        } else if (r->n_seqs == 1) {
-            snprintf(test, sizeof test, "generate %d", r->n_generated);
-        } else {
-            snprintf(test, sizeof test, "generate %d x %d", r->n_seqs, r->n_generated);
-        }
+        test_text(r, test, sizeof test);
         printf("| %s | %s at %d | %.2f | %.1f%% | %.2f | %.2f | %.0f%% | %.1f |\n", budget, test,
                r->depth, r->value, 100 * r->spread, r->predicted, r->corrected,
                100 * r->limit_fraction, r->peak_mib);
+    }
+    if (b->n_random_plans > 0) {
+        print_other_plans(b);
     }
 }
 
@@ -377,6 +446,11 @@ static enum sluice_status print_json(const struct bench *b, struct sluice_error 
         sl_json_number(&json, o, "corrected", r->corrected);
         sl_json_number(&json, o, "limit_fraction", r->limit_fraction);
         sl_json_number(&json, o, "peak_vram_mib", r->peak_mib);
+        if (r->plans.n_drawn > 0) {
+            sl_json_i64(&json, o, "random_plans", r->plans.n_drawn);
+            sl_json_number(&json, o, "random_best_ms", r->plans.best_ns * 1e-6);
+            sl_json_number(&json, o, "chosen_ms", r->plans.chosen_ns * 1e-6);
+        }
     }
     return sl_json_print(stdout, &json, err);
 }
@@ -402,6 +476,7 @@ static enum sluice_status parse_options(struct bench *b, struct sluice_error *er
     SL_TRY(parse_values(sl_options_text(o, SL_OPT_BENCH_GENERATE), "--n-gen", &b->generated, err));
     SL_TRY(parse_values(sl_options_text(o, SL_OPT_BENCH_DEPTH), "--n-depth", &b->depths, err));
     b->repeats = (int)sl_options_int(o, SL_OPT_BENCH_REPEATS);
+    b->n_random_plans = (int32_t)sl_options_int(o, SL_OPT_BENCH_RANDOM_PLANS);
     const char *const parallel = sl_options_text(o, SL_OPT_BENCH_PARALLEL);
     b->after_prompt = parallel || sl_options_flag(o, SL_OPT_BENCH_AFTER_PROMPT);
     SL_TRY(parse_values(parallel ? parallel : "1", "--parallel", &b->parallel, err));

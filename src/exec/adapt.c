@@ -181,11 +181,11 @@ static bool can_run(const struct sl_context *ctx, const struct sl_tier_plan *tie
            sl_context_exchange_bytes(ctx, tier, false) <= ctx->choice.bytes;
 }
 
-/* `next` becomes the tier's plan; *old (zeroed) what was it. */
-static bool exchange(struct sl_context *ctx, int32_t t, struct sl_tier_plan *next,
-                     struct sl_tier_plan *old)
+bool sl_adapt_exchange(struct sl_context *ctx, int32_t t, struct sl_tier_plan *next,
+                       struct sl_tier_plan *old)
 {
-    if (!sl_context_set_segments(ctx, t, next->n_steps)) {
+    memset(old, 0, sizeof *old);
+    if (!can_run(ctx, next) || !sl_context_set_segments(ctx, t, next->n_steps)) {
         return false;
     }
     *old = ctx->plan->tiers[t];
@@ -243,7 +243,7 @@ static bool try_other(struct sl_context *ctx, int32_t t, int32_t depth)
          !find_other(ctx, t, depth, SL_STRATEGY_AUTO, OTHER_HOPE, &other))) {
         return false;
     }
-    a->trying = exchange(ctx, t, &other, &a->best);
+    a->trying = sl_adapt_exchange(ctx, t, &other, &a->best);
     sl_tier_plan_finish(&other);
     return a->trying;
 }
@@ -257,7 +257,7 @@ static void end_trial(struct sl_context *ctx, int32_t t, double ns)
            ctx->plan->tiers[t].n_tokens, ns * 1e-6, a->best_ns * 1e-6,
            won ? "it stays" : "back again");
     struct sl_tier_plan *const loser = &a->tried[a->n_tried++];
-    if (won || !exchange(ctx, t, &a->best, loser)) {
+    if (won || !sl_adapt_exchange(ctx, t, &a->best, loser)) {
         *loser = a->best;
         a->best_ns = ns;
     }
@@ -285,7 +285,7 @@ void sl_adapt_settle(struct sl_context *ctx)
     for (int32_t t = 0; t < ctx->plan->n_tiers; t++) {
         struct sl_adapt_tier *const a = &ctx->adapt.tiers[t];
         struct sl_tier_plan other = {0};
-        if (a->trying && exchange(ctx, t, &a->best, &other)) {
+        if (a->trying && sl_adapt_exchange(ctx, t, &a->best, &other)) {
             a->trying = false;
         }
         sl_tier_plan_finish(&other);

@@ -66,5 +66,9 @@ void sl_adapt_finish(struct sl_context *ctx);
 void sl_adapt_note(struct sl_context *ctx, int32_t tier, const struct sl_pass_times *times);
 /* Between passes: what is being tried is given up, the best plan so far stays. */
 void sl_adapt_settle(struct sl_context *ctx);
+/* `next`, emptied, becomes the tier's plan, and *old what was it; false: it cannot run, or no
+ * memory. */
+bool sl_adapt_exchange(struct sl_context *ctx, int32_t tier, struct sl_tier_plan *next,
+                       struct sl_tier_plan *old);
 
 #endif

@@ -436,6 +436,18 @@ void sl_context_settle(struct sl_context *ctx)
     sl_adapt_settle(ctx);
 }
 
+void sl_context_freeze(struct sl_context *ctx)
+{
+    sl_adapt_settle(ctx);
+    ctx->adapt.on = false;
+}
+
+bool sl_context_exchange_tier(struct sl_context *ctx, int32_t tier, struct sl_tier_plan *next,
+                              struct sl_tier_plan *old)
+{
+    return sl_adapt_exchange(ctx, tier, next, old);
+}
+
 const struct sl_profile *sl_context_profile(const struct sl_context *ctx)
 {
     return &ctx->adapt.profile;

@@ -108,6 +108,13 @@ bool sl_context_is_settled(const struct sl_context *ctx, int32_t n);
 /* Try no longer: the best plans so far stay, until passes change. */
 void sl_context_settle(struct sl_context *ctx);
 const struct sl_profile *sl_context_profile(const struct sl_context *ctx);
+/* Learn nothing from passes from now on: figures and plans stay as they are. */
+void sl_context_freeze(struct sl_context *ctx);
+/* Another plan of a tier, made by sl_plan_tier_anew for this context's plan, takes the place of the
+ * one in use, which comes to *old; *next is empty then. False: it needs more than the context has,
+ * and nothing changed. What is in either is the caller's to finish. Of a frozen context. */
+bool sl_context_exchange_tier(struct sl_context *ctx, int32_t tier, struct sl_tier_plan *next,
+                              struct sl_tier_plan *old);
 
 /* Uses of experts, earlier runs counted in; the older the less they count. False where nobody
  * counts them: no mixture on the device. */

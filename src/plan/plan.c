@@ -264,6 +264,7 @@ enum sluice_status sl_plan_tier_anew(struct sl_tier_plan *out, const struct sl_p
     SL_TRY(open_again(&s, plan, model, profile, replan, err));
     s.unlike = replan->unlike;
     s.n_unlike = replan->n_unlike;
+    s.random = replan->random;
     if (sl_search_tier(&s, replan->strategy, replan->tier, plan->n_kv_layers, &c)) {
         status = build_tier(out, plan, &s, &c, err);
     } else {

@@ -170,6 +170,9 @@ struct sl_replan {
     enum sl_strategy strategy;
     const struct sl_tier_plan *const *unlike; /* [n_unlike]: it must place the shards otherwise */
     int32_t n_unlike;
+    /* Not NULL, the state of a random generator: not the fastest, but one of all that were looked
+     * at and can run, drawn at random. To judge the search by. */
+    uint64_t *random;
 };
 
 /* BUDGET when the strategy has no (other) way. Takes milliseconds. The result ends with

@@ -130,6 +130,9 @@ struct sl_search {
      */
     const struct sl_tier_plan *const *unlike;
     int32_t n_unlike;
+    /* Not NULL: the search of a tier draws one of its candidates; of n_drawn so far. */
+    uint64_t *random;
+    int32_t n_drawn;
 };
 
 /* `only_tier`: the one that will be asked for, or SL_ALL_TIERS. */

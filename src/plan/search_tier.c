@@ -227,9 +227,27 @@ static bool is_unlike(const struct sl_search *s, const struct sl_candidate *c)
     return true;
 }
 
+/* A number below n, at least 1. */
+static int32_t draw_below(struct sl_search *s, int32_t n)
+{
+    uint64_t state = *s->random;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    *s->random = state;
+    return (int32_t)((state >> 33) % (uint64_t)n);
+}
+
 void sl_search_keep_better(struct sl_search *s, struct sl_candidate *c, struct sl_candidate *best,
                            bool *found)
 {
+    if (s->random) { /* the k-th takes the place of the one that was drawn one time in k */
+        if (score(s, c, HUGE_VAL) && is_unlike(s, c) && draw_below(s, ++s->n_drawn) == 0) {
+            *best = *c;
+            *found = true;
+        }
+        return;
+    }
     if (score(s, c, *found ? best->result.pass_ns : HUGE_VAL) && is_unlike(s, c)) {
         *best = *c;
         *found = true;
@@ -399,6 +417,12 @@ static void search_fed(struct sl_search *s, struct sl_candidate c, const struct 
     }
     c.uses_device = true;
     c.share = 0;
+    if (s->random) {
+        if (fill_fed(s, &c, b, multiple, 1 + draw_below(s, n - 1), head_streamed)) {
+            sl_search_keep_better(s, &c, best, found);
+        }
+        return;
+    }
     struct sl_candidate at = c, next = c;
     bool have = false;
     int32_t middle = guess_fed(s, c, b, multiple, head_streamed);
@@ -506,6 +530,9 @@ bool sl_search_tier(struct sl_search *s, enum sl_strategy strategy, int32_t tier
 {
     struct sl_bounds b = sl_bounds_of_strategy(strategy);
     b.head[1] = b.head[1] && !s->head_on_host;
+    if (s->random && draw_below(s, 2) == 0) { /* or as much as fits, as the search has it */
+        b.most_resident = draw_below(s, s->n_shards + 1);
+    }
     bool found = s->budget_bytes > 0 && sl_search_tier_within(s, tier, n_kv_layers, &b, false, out);
     if (sl_search_host_counts(s, strategy, n_kv_layers)) {
         struct sl_candidate host = sl_search_host_candidate(s, tier);

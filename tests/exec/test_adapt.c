@@ -424,6 +424,57 @@ static void test_same_text(void **state)
     assert_true(n_changes > 10);
 }
 
+/* So they do when any plan that fits takes the place of the one before, and none of them is
+ * promised to be faster than the one that was found. */
+static void test_random_plans(void **state)
+{
+    (void)state;
+    int n_changes = 0;
+    for (size_t m = 0; m < N_NAMES; m++) {
+        struct sluice_error err;
+        struct set_up s;
+        struct sl_profile profile, host;
+        struct sl_context *reference = NULL;
+        uint64_t random = 12345 + m;
+        streaming_profile(&profile);
+        sl_profile_typical(&host, SL_DEVICE_NONE, 1);
+        begin(&s, names[m], &profile, SL_STRATEGY_AUTO, 30 + m);
+        const struct sl_context_options o = {.profile = &host, .plan = s.ctx->plan->options};
+        assert_ok(sl_context_create(&reference, s.model, &o, &err), err);
+        const struct sl_plan *const plan = sl_context_plan(s.ctx);
+        const double found_ns = plan->tiers[0].predicted.pass_ns;
+        const uint32_t n_vocab = s.model->hp.n_vocab;
+        double kl = 0;
+        for (int i = 0; i < N_CTX; i++) {
+            const struct sl_replan replan = {
+                .tier = 0, .depth = plan->options.n_ctx / 2, .random = &random};
+            struct sl_tier_plan next, old;
+            if (sl_plan_tier_anew(&next, plan, s.model, &profile, &replan, &err) ==
+                SLUICE_STATUS_OK) {
+                assert_true(found_ns <= 1.03 * next.predicted.pass_ns);
+                if (sl_context_exchange_tier(s.ctx, 0, &next, &old)) {
+                    n_changes += memcmp(old.placement, plan->tiers[0].placement,
+                                        (size_t)plan->n_shards) != 0;
+                    sl_tier_plan_finish(&old);
+                }
+                sl_tier_plan_finish(&next);
+            }
+            assert_ok(sl_plan_check(plan, s.model, &err), err);
+            const int32_t token = (int32_t)((uint32_t)(i * 37 + 11) % n_vocab);
+            assert_ok(sl_context_eval(s.ctx, &token, 1, 1, NULL, &err), err);
+            assert_ok(sl_context_eval(reference, &token, 1, 1, NULL, &err), err);
+            kl += kl_of(sl_context_logits(reference), sl_context_logits(s.ctx), n_vocab) / N_CTX;
+        }
+        if (kl > MAX_MEAN_KL) {
+            fail_msg("%s: mean divergence %g", names[m], kl);
+        }
+        sl_context_destroy(&reference);
+        end(&s);
+    }
+    print_message("%d changes of plans\n", n_changes);
+    assert_true(n_changes > N_CTX);
+}
+
 /* The same with nothing made up: a link that takes many times as long as the CPU would. */
 static void test_real_passes(void **state)
 {
@@ -493,10 +544,10 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slow_link), cmocka_unit_test(test_slow_cpu),
-        cmocka_unit_test(test_steady),    cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_told),      cmocka_unit_test(test_deep),
-        cmocka_unit_test(test_same_text), cmocka_unit_test(test_real_passes),
-        cmocka_unit_test(test_no_memory)};
+        cmocka_unit_test(test_slow_link),   cmocka_unit_test(test_slow_cpu),
+        cmocka_unit_test(test_steady),      cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_told),        cmocka_unit_test(test_deep),
+        cmocka_unit_test(test_same_text),   cmocka_unit_test(test_random_plans),
+        cmocka_unit_test(test_real_passes), cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
