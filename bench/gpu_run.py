@@ -5,8 +5,10 @@
     bench/gpu_run.py --bin DIR --out FILE.json --tmp /dev/shm JOB...
 
 JOB: checks | dense | mixture | skew | context | parallel | depth | copies | strategies |
-     random_plans | cpu | kernels | FILE.gguf (a real model: KL to the CPU and perplexity).
-Every job's rows, but those of kernels (kernels.json beside it), go into FILE.json (bench/results), beside the figures of peers where there are any.
+     random_plans | accuracy | cpu | products | operators | FILE.gguf (a real model: KL to the CPU
+     and perplexity).
+Every job's rows go into FILE.json (bench/results), beside the figures of peers where there are any;
+those of products and operators into files of these names beside it (bench/results/kernels).
 Only the standard library is needed.
 """
 import argparse
@@ -59,6 +61,9 @@ SHAPES = [("minitron8b", "F16"), ("llama8b", "Q4_K")]
 STRATEGIES = [("minitron8b", "F16", ("auto", "ffn-host", "ffn-streamed", "streamed", "split")),
               ("qwen30b", "Q4_0", ("auto", "ffn-host", "ffn-streamed", "streamed",
                                    "experts-shared", "experts-mapped", "experts-fed"))]
+# (shape, type, budgets, tokens of the prompt or 0: generation, plans)
+RANDOM_PLANS = [("qwen30b", "Q4_0", "8G", 0, 200), ("minitron8b", "F16", "8G", 512, 60),
+                ("qwen30b", "Q4_0", "8G", 512, 60), ("minitron8b", "F16", "8G", 0, 60)]
 
 
 def copy_row(path):
@@ -130,6 +135,7 @@ class Session:
             if "strategy" in options:
                 row["strategy"] = options["strategy"]
             self.add(row)
+        self.save()
 
     def kl(self, path, n_prompt, budgets, n_gen=16, options=()):
         command = [self.program("bench-device_kl"), *options, path, "cuda", str(self.args.threads),
@@ -156,14 +162,18 @@ class Session:
             slow = kind == "F16"
             self.bench(path, 200, 2 if slow else None, vram=BUDGETS, n_prompt="1024,2048",
                        n_gen="32" if slow else "64", ctx_size="2112")
-            self.kl(path, 256, ["2048", "0"])
         path = self.model("minitron8b", "F16")
         self.bench(path, 60, vram="2G", n_prompt="512,4096", n_gen="0")
 
     def mixture(self):
         path = self.model("qwen30b", "Q4_0")
         self.bench(path, 150, vram=BUDGETS, n_prompt="1024,2048", n_gen="64", ctx_size="2112")
-        self.kl(path, 128, ["2048", "8192"])
+
+    def accuracy(self):
+        """KL divergence from the run on the CPU."""
+        for shape, kind in SHAPES:
+            self.kl(self.model(shape, kind), 256, ["2048", "0"])
+        self.kl(self.model("qwen30b", "Q4_0"), 128, ["2048", "8192"])
 
     def skew(self):
         """A mixture whose experts are used as unevenly as those of real models."""
@@ -210,14 +220,14 @@ class Session:
         for shape, kind, names in STRATEGIES:
             for name in names:
                 self.bench(self.model(shape, kind), 60, 3, strategy=name, vram="2G,8G",
-                           n_prompt="512", n_gen="8", ctx_size="1216")
+                           n_prompt="512", n_gen="6", ctx_size="1216")
 
     def random_plans(self):
         """The plan in use beside plans drawn at random: how long a pass by the fastest of them takes."""
-        for shape, kind, _ in STRATEGIES:
+        for shape, kind, budgets, n_prompt, n_plans in RANDOM_PLANS:
             before = len(self.rows)
-            self.bench(self.model(shape, kind), 150, 1, vram="2G,8G", n_prompt="512", n_gen="8",
-                       ctx_size="1216", random_plans="200")
+            self.bench(self.model(shape, kind), 120, 1, vram=budgets, n_prompt=str(n_prompt),
+                       n_gen="0" if n_prompt else "8", ctx_size="1216", random_plans=str(n_plans))
             for row in self.rows[before:]:
                 row.update(metric="random_plans", of=row["metric"], unit="times the chosen plan's pass",
                            value=row["random_best_ms"] / row["chosen_ms"])
@@ -229,22 +239,28 @@ class Session:
             self.bench(self.model(shape, kind), 100, device="cpu", threads="14", n_prompt="128",
                        n_gen=n)
 
-    def kernels(self):
-        """Matrix products by type, as bench/results/kernels has them (tools/kernel_table.py)."""
-        text = self.run([self.program("bench-cuda_linear"), "--json"], 150)
+    def kernels(self, program, name):
+        """What a benchmark of kernels prints, as bench/results/kernels has it (tools/kernel_table.py)."""
+        text = self.run([self.program(program), "--json"], 150)
         if not text:
             return
         measured = json.loads(text)
         first = self.rows[0] if self.rows else {}
         data = {"date": str(datetime.date.today()), "commit": first.get("commit"),
                 "machine": first.get("machine"), "device": "cuda",
-                "command": "bench-cuda_linear --json", "tensor_tflop_per_s": TENSOR_TFLOPS,
-                "copy_gb_per_s": next(r["copy_gb_per_s"] for r in measured if "copy_gb_per_s" in r),
+                "command": f"{program} --json", "tensor_tflop_per_s": TENSOR_TFLOPS,
                 "rows": [r for r in measured if "type" in r]}
-        path = os.path.join(os.path.dirname(self.args.out), "kernels.json")
+        data.update(next((r for r in measured if "copy_gb_per_s" in r), {}))
+        path = os.path.join(os.path.dirname(self.args.out), f"{name}.json")
         with open(path, "w", encoding="utf-8") as f:
             json.dump(data, f, indent=1)
             f.write("\n")
+
+    def products(self):
+        self.kernels("bench-cuda_linear", "products")
+
+    def operators(self):
+        self.kernels("bench-cuda_ops", "operators")
 
     def real(self, path):
         self.bench(path, 60, vram="32M,64M,auto", n_prompt="512", n_gen="64")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Make docs/kernels.md from the newest file in bench/results/kernels, and from nothing else.
+"""Make docs/kernels.md from the newest files of either kind in bench/results/kernels, and from
+nothing else.
 
     tools/kernel_table.py            write the page
     tools/kernel_table.py --check    write nothing; fail when it is not up to date
 
-A file is what `bench/gpu_run.py ... kernels` writes: an object that says when and where, with the rows
-of `bench-cuda_linear --json`.
+Files are what `bench/gpu_run.py ... products operators` writes: objects that say when and where, with
+the rows of `bench-cuda_linear --json` and `bench-cuda_ops --json`.
 """
 import argparse
 import json
@@ -21,10 +22,14 @@ PAGE = ROOT / "docs" / "kernels.md"
 FEW = (1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 24, 32, 48, 64)
 MANY = (512, 1024, 2048)
 
-INTRO = """# Matrix products on the GPU
+INTRO = """# Kernels on the GPU
 
-Written by `tools/kernel_table.py` from the newest file in `bench/results/kernels`; do not edit. Packing of
-the activations is counted in. Why some are where they are, and what was tried: [attempts.md](attempts.md).
+Written by `tools/kernel_table.py` from the newest files in `bench/results/kernels`; do not edit. Why some are where
+they are, and what was tried: [attempts.md](attempts.md).
+
+# Matrix products
+
+Packing of the activations is counted in.
 
 {machine}, {date}, commit {commit}: `{command}`. Limits: a copy in VRAM reads and writes {copy_gb_per_s:.0f} GB/s,
 the tensor cores were measured at {tensor_tflop_per_s} TFLOP/s (bf16).
@@ -39,7 +44,52 @@ def share(row, name, limit):
     return f"{row[name]:.0f} ({100 * row[name] / limit:.0f} %)" if row else ""
 
 
-def page(data):
+OPERATORS = """
+# Other operators
+
+{machine}, {date}, commit {commit}: `{command}`, against the same limits. Heads of 128, 32 of them to 8 KV heads; 128
+experts of 2048 x 768, 8 for a token.
+"""
+
+
+def ratio(value, limit):
+    return f"{value:.0f} ({100 * value / limit:.0f} %)"
+
+
+def operators(data, copy_rate):
+    rows, tensor = data["rows"], data["tensor_tflop_per_s"]
+    attention = [r for r in rows if r["op"] == "attention"]
+    depths = sorted({r["depth"] for r in attention})
+    passes = sorted({r["tokens"] for r in attention})
+    text = OPERATORS.format(**data)
+
+    def line(kind, n, cell):
+        found = {r["depth"]: r for r in attention if r["type"] == kind and r["tokens"] == n}
+        return [kind] + [cell(found[d]) if d in found else "" for d in depths]
+
+    kinds = list(dict.fromkeys(r["type"] for r in attention))
+    text += "\n## Attention of one token: GB/s of the cache, by depth\n\n" + table(
+        ["cache"] + [str(d) for d in depths],
+        [line(kind, passes[0], lambda r: ratio(r["gb_per_s"], copy_rate)) for kind in kinds])
+    text += f"\n## Attention of {passes[-1]} tokens: TFLOP/s, by the depth where they end\n\n" + table(
+        ["cache"] + [str(d) for d in depths],
+        [line(kind, passes[-1], lambda r: ratio(r["tflop_per_s"], tensor)) for kind in kinds])
+    experts = [r for r in rows if r["op"] == "experts"]
+    kinds = list(dict.fromkeys(r["type"] for r in experts))
+    found = {(r["type"], r["tokens"]): r for r in experts}
+    text += ("\n## Experts: us; up to 64 tokens GB/s of those that are used, beyond TFLOP/s\n\n" + table(
+        ["tokens"] + kinds,
+        [[str(n)] + [f"{r['us']:.0f}; " + (ratio(r["gb_per_s"], copy_rate) if n <= 64
+                                           else ratio(r["tflop_per_s"], tensor))
+                     for r in (found[kind, n] for kind in kinds)]
+         for n in sorted({r["tokens"] for r in experts})]))
+    routers = [r for r in rows if r["op"] == "router"]
+    return text + "\n## Router in float: us\n\n" + table(
+        ["tokens"] + [str(r["tokens"]) for r in routers],
+        [["us"] + [f"{r['us']:.1f}" for r in routers]])
+
+
+def page(data, others):
     found = {(r["type"], r["rows"], r["cols"], r["tokens"]): r for r in data["rows"]}
     types = list(dict.fromkeys(r["type"] for r in data["rows"]))
     shapes = list(dict.fromkeys((r["rows"], r["cols"]) for r in data["rows"]))
@@ -59,14 +109,18 @@ def page(data):
         ["type"] + [str(n) for n in FEW],
         [[t] + [f"{found[(t, *shape, n)]['us']:.1f}" if (t, *shape, n) in found else ""
                 for n in FEW] for t in types])
-    return text
+    return text + operators(others, data["copy_gb_per_s"])
+
+
+def newest(name):
+    return json.loads(sorted(RESULTS.glob(f"*-{name}.json"))[-1].read_text(encoding="utf-8"))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     args = parser.parse_args()
-    text = page(json.loads(sorted(RESULTS.glob("*.json"))[-1].read_text(encoding="utf-8")))
+    text = page(newest("products"), newest("operators"))
     stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
     if args.check:
         if stale:

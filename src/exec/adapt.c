@@ -139,7 +139,8 @@ static void correct_others(struct sl_context *ctx, int32_t tier, const struct sl
         if (fabs(ratio - 1) < GOOD_ENOUGH) {
             return;
         }
-        if (now.copy_busy_ns > DECISIVE * now.pass_ns) {
+        if (now.copy_busy_ns > DECISIVE * now.pass_ns &&
+            now.cpu_busy_ns < LEAST_PART * now.pass_ns) {
             scale(&p->copy_factor, ratio, weight);
         } else if (now.gpu_busy_ns > DECISIVE * now.pass_ns && now.cpu_busy_ns == 0 &&
                    now.copy_busy_ns == 0 && !reads_system_memory(ctx, tier) &&

@@ -251,6 +251,19 @@ static enum sluice_status measure_gpu_attention(struct sl_profiler *b, enum sl_t
     return SLUICE_STATUS_OK;
 }
 
+/* What more positions before a prompt take: at its start kernels have few and uneven blocks. */
+static enum sluice_status measure_gpu_prompt_attention(struct sl_profiler *b)
+{
+    const int32_t n = b->dev.max_tokens < 512 ? b->dev.max_tokens : 512;
+    const int32_t deep = b->dev.kv_tokens, half = deep / 2;
+    double deep_ns = 0, half_ns = 0;
+    SL_TRY(time_gpu(b, sl_profiler_attention_op(n, deep, SL_TYPE_F16), 1, &deep_ns));
+    SL_TRY(time_gpu(b, sl_profiler_attention_op(n, half, SL_TYPE_F16), 1, &half_ns));
+    b->p->attention_gflop_ns[SL_UNIT_GPU] = fmax(deep_ns - half_ns, 0.1 * deep_ns) /
+                                            (attention_gflop(n, deep) - attention_gflop(n, half));
+    return SLUICE_STATUS_OK;
+}
+
 enum sluice_status sl_profiler_measure_gpu(struct sl_profiler *b)
 {
     struct sl_profile *const p = b->p;
@@ -274,10 +287,7 @@ enum sluice_status sl_profiler_measure_gpu(struct sl_profiler *b)
     for (int i = 0; i < SL_N_KV_TYPES; i++) {
         SL_TRY(measure_gpu_attention(b, sl_kv_type_list[i], &p->attention_mib_ns[SL_UNIT_GPU][i]));
     }
-    const int32_t n_prefill = b->dev.max_tokens < 512 ? b->dev.max_tokens : 512;
-    SL_TRY(time_gpu(b, sl_profiler_attention_op(n_prefill, 2 * n_prefill, SL_TYPE_F16), 1, &ns));
-    p->attention_gflop_ns[SL_UNIT_GPU] =
-        fmax(ns - op_ns, 0.1 * ns) / attention_gflop(n_prefill, 2 * n_prefill);
+    SL_TRY(measure_gpu_prompt_attention(b));
     SL_TRY(time_gpu(b, sl_profiler_norm_op(b->dev.max_tokens, b->dev.n_cols), 4, &ns));
     p->elementwise_mib_ns[SL_UNIT_GPU] =
         fmax(ns - op_ns, 0.1 * ns) / ((double)b->dev.max_tokens * b->dev.n_cols * 4 / MIB);

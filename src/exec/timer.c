@@ -4,6 +4,7 @@
  */
 #include "exec/timer.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -80,8 +81,8 @@ static enum sluice_status put_under_load(struct sl_timer *timer, const struct sl
                                          void *scratch, double list_ns, struct sluice_error *err)
 {
     struct sl_device *const dev = timer->device;
-    for (double ns = 0; ns < timer->load_ns; ns += LOAD_BATCH * list_ns) {
-        for (int i = 0; i < LOAD_BATCH; i++) {
+    for (double ns = 0; ns < timer->load_ns;) {
+        for (int i = 0; i < LOAD_BATCH && ns < timer->load_ns; i++, ns += fmax(list_ns, 1)) {
             SL_TRY(dev->vt->run(dev, timer->stream, ops, n_ops, scratch, err));
         }
         SL_TRY(dev->vt->stream_sync(dev, timer->stream, err));

@@ -253,7 +253,6 @@ void sl_profile_clear_factors(struct sl_profile *profile)
 void sl_profile_take_factors(struct sl_profile *profile, const struct sl_profile *from)
 {
     memcpy(profile->work_factor, from->work_factor, sizeof from->work_factor);
-    profile->copy_factor = from->copy_factor;
 }
 
 /* One figure of the text form: a name and where its numbers are. */
