@@ -297,6 +297,11 @@ static void check_shapes(void)
     check_experts({90, 64, 32, 4, 2, q8, q8, q8, clamped, true, false, true, 0, 4, true},
                   BOUND_8BIT);
     check_experts({300, 64, 64, 3, 2, q4, q4, q8, silu, false, true, true, 1, 5, true}, BOUND_HALF);
+    // Vector products of more tokens, with few pairs an expert.
+    check_experts({9, 1024, 128, 36, 8, q4, q4, q8, silu, true, false, false, 2, 40, false},
+                  BOUND_8BIT);
+    check_experts({20, 1024, 128, 80, 8, q8, q8, q4, clamped, true, true, true, 0, 80, true},
+                  BOUND_8BIT);
     // More experts a token than a warp has lanes.
     check_experts({1, 1024, 32, 60, 40, q4, q4, q8, silu, true, false, false, 3, 70, false},
                   BOUND_8BIT);

@@ -88,12 +88,15 @@ static const struct {
     int n_tokens, n_used, n_experts, n_embd, n_ff;
     enum sl_type type;
 } fixed[] = {
-    {1100, 2, 2, 32, 32, SL_TYPE_Q8_0},  /* more pairs of an expert than a group holds */
-    {300, 1, 2, 8, 32800, SL_TYPE_F32},  /* more pairs than a chunk holds */
-    {1, 8, 128, 256, 96, SL_TYPE_Q4_0},  /* decode */
-    {8, 8, 128, 256, 256, SL_TYPE_Q4_K}, /* the most tokens of decode */
+    {1100, 2, 2, 32, 32, SL_TYPE_Q8_0},    /* more pairs of an expert than a group holds */
+    {300, 1, 2, 8, 32800, SL_TYPE_F32},    /* more pairs than a chunk holds */
+    {1, 8, 128, 256, 96, SL_TYPE_Q4_0},    /* decode */
+    {8, 8, 128, 256, 256, SL_TYPE_Q4_K},   /* the most tokens of decode */
+    {16, 8, 128, 1024, 128, SL_TYPE_Q4_0}, /* as many sequences; the most of few pairs an expert */
+    {32, 8, 128, 1024, 256, SL_TYPE_Q4_K},
     {130, 4, 32, 64, 96, SL_TYPE_MXFP4}, /* groups around the limit between rows and panels */
-    {150, 2, 8, 96, 64, SL_TYPE_F16},    {1, 1, 1, 256, 512, SL_TYPE_Q4_0}, /* a shared expert */
+    {150, 2, 8, 96, 64, SL_TYPE_F16},
+    {1, 1, 1, 256, 512, SL_TYPE_Q4_0}, /* a shared expert */
     {70, 1, 1, 256, 512, SL_TYPE_Q4_K},
 };
 

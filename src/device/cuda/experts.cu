@@ -27,6 +27,9 @@
 #endif
 #include "device/cuda/sm90/sm90.cuh"
 
+#define VEC_TOKENS 8 /* vector products whatever the experts */
+#define VEC_MOST_TOKENS 32
+#define VEC_MOST_MEAN 2 /* pairs an expert */
 #define DIRECT_MAX_TOKENS 2
 #define GEMM_MIN_MEAN 64 /* pairs an expert */
 #define SM90_MIN_MEAN 8
@@ -298,13 +301,18 @@ static bool is_supported(const struct sl_experts_matrix *m)
            m->n_rows <= INT32_MAX / 8 && m->n_cols <= INT32_MAX / 8;
 }
 
-/* Where they are the better way: the matrices of few tokens have little in common. */
+/* Where they are the better way: the matrices of few tokens have little in common. An expert is
+ * read by each of its tokens, if mostly from the L2 cache, so that longer passes must have few
+ * pairs for one; tiles, which read it once, get a fifth of the bandwidth. */
 static bool takes_vec(const struct sl_op *op, const struct sl_cuda_props *props)
 {
     const struct sl_op_experts *e = &op->experts;
     const int64_t n_h = (int64_t)op->n_tokens * e->n_used * e->gate.n_rows;
-    return op->n_tokens <= SL_EXPERTS_VEC_TOKENS && e->gate.type == e->up.type &&
-           !is_float_kind((int)e->gate.type) && !is_float_kind((int)e->down.type) &&
+    const bool few = op->n_tokens <= VEC_TOKENS ||
+                     (op->n_tokens <= VEC_MOST_TOKENS &&
+                      (int64_t)op->n_tokens * e->n_used <= VEC_MOST_MEAN * (int64_t)e->n);
+    return few && e->gate.type == e->up.type && !is_float_kind((int)e->gate.type) &&
+           !is_float_kind((int)e->down.type) &&
            (size_t)n_h * sizeof(float) <= sl_op_scratch_bytes(op) && sl_experts_vec_fits(op, props);
 }
 

@@ -20,8 +20,6 @@
 #include "device/cuda/experts.cuh"
 #include "device/cuda/linear_vec_direct.cuh"
 
-#define SL_EXPERTS_VEC_TOKENS 8
-
 struct sl_experts_vec_args {
     struct sl_experts_order order; /* ids, table, n_used, first and n alone are used */
     struct sl_experts_part part[2];
