@@ -212,6 +212,25 @@ static int32_t n_decode_passes(const struct sl_search *s, int32_t tier)
     return (s->options.n_seqs + n_most - 1) / n_most;
 }
 
+/* VRAM of all tiers, of which each begins with the same. */
+static void set_arena(struct sl_search *s, struct sl_choice *out)
+{
+    out->arena_bytes = 0;
+    for (int32_t t = 0; t < out->n_tiers; t++) {
+        const struct sl_candidate *const c = &out->tiers[t];
+        if (!c->uses_device) {
+            continue;
+        }
+        size_t used = sl_search_base_bytes(s, out->n_kv_layers) + c->top_bytes;
+        sl_search_resident_order(s, out->n_kv_layers);
+        for (int32_t i = 0; i < c->n_resident; i++) {
+            used += s->resident_bytes[s->order[i]];
+        }
+        used += (size_t)c->n_slots * s->slot_bytes;
+        out->arena_bytes = sl_max_size(out->arena_bytes, used);
+    }
+}
+
 /* Plan every tier for one number of KV layers and one cut. Returns the score (lower is better), or
  * HUGE_VAL: also when it is clear that it would not be below `enough`. */
 static double plan_tiers(struct sl_search *s, const struct sl_bounds *b, int32_t n_kv_layers,
@@ -248,19 +267,7 @@ static double plan_tiers(struct sl_search *s, const struct sl_bounds *b, int32_t
     if (s->options.max_ubatch == 0) {
         out->n_tiers = (best_tier > decode_tier ? best_tier : decode_tier) + 1;
     }
-    for (int32_t t = 0; t < out->n_tiers; t++) {
-        const struct sl_candidate *const c = &out->tiers[t];
-        if (!c->uses_device) {
-            continue;
-        }
-        size_t used = sl_search_base_bytes(s, n_kv_layers) + c->top_bytes;
-        sl_search_resident_order(s, n_kv_layers);
-        for (int32_t i = 0; i < c->n_resident; i++) {
-            used += s->resident_bytes[s->order[i]];
-        }
-        used += (size_t)c->n_slots * s->slot_bytes;
-        out->arena_bytes = sl_max_size(out->arena_bytes, used);
-    }
+    set_arena(s, out);
     return SCORE_GENERATED * n_decode_passes(s, decode_tier) *
                out->tiers[decode_tier].result.pass_ns +
            SCORE_PROMPT * s->options.n_seqs * best_ns_per_token;
@@ -399,6 +406,25 @@ static double search_bounds(struct sl_search *s, const struct sl_bounds *b, doub
     return best;
 }
 
+/* Cuts are tried in a coarse space, since there are many: each tier of the one that was chosen in
+ * the whole space, and by single feed-forwards. */
+static void refine_tiers(struct sl_search *s, struct sl_choice *out)
+{
+    struct sl_bounds b = sl_bounds_of_strategy(SL_STRATEGY_AUTO);
+    b.head[1] = !out->head_on_host;
+    s->head_on_host = out->head_on_host;
+    sl_search_set_split(s, out->split);
+    for (int32_t t = 0; t < out->n_tiers; t++) {
+        struct sl_candidate c;
+        if (sl_search_tier_within(s, t, out->n_kv_layers, &b, false, &c) &&
+            c.result.pass_ns < out->tiers[t].result.pass_ns) {
+            out->tiers[t] = c;
+        }
+        sl_search_refine(s, &out->tiers[t]);
+    }
+    set_arena(s, out);
+}
+
 enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
                                  struct sluice_error *err)
 {
@@ -417,6 +443,9 @@ enum sluice_status sl_search_run(struct sl_search *s, struct sl_choice *out,
                 best = value;
                 *out = choice;
             }
+        }
+        if (best < HUGE_VAL && s->budget_bytes > 0) {
+            refine_tiers(s, out);
         }
     }
     const bool device = s->profile->kind != SL_DEVICE_NONE && strategy != SL_STRATEGY_HOST;

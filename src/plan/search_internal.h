@@ -54,6 +54,8 @@ void sl_search_keep_better(struct sl_search *s, struct sl_candidate *c, struct s
 bool sl_search_tier_within(struct sl_search *s, int32_t tier, int32_t n_kv_layers,
                            const struct sl_bounds *b, bool feasible_only,
                            struct sl_candidate *best);
+/* The same plan with more or fewer of the feed-forwards streamed, if that is faster. */
+void sl_search_refine(struct sl_search *s, struct sl_candidate *c);
 /* Everything on the CPU; and whether that is an answer, too. */
 struct sl_candidate sl_search_host_candidate(struct sl_search *s, int32_t tier);
 bool sl_search_host_counts(const struct sl_search *s, enum sl_strategy strategy,

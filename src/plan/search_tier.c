@@ -503,6 +503,22 @@ bool sl_search_tier_within(struct sl_search *s, int32_t tier, int32_t n_kv_layer
     return found;
 }
 
+void sl_search_refine(struct sl_search *s, struct sl_candidate *c)
+{
+    const int32_t left = s->n_experts > 0 || c->n_ffn_streamed == 0 ? 0 : ffn_left(s, c);
+    bool found = true;
+    for (int32_t step = (left + FFN_GRID - 1) / FFN_GRID; step > 0; step /= 2) {
+        const int32_t middle = c->n_ffn_streamed;
+        for (int32_t k = -1; k <= 1; k += 2) {
+            struct sl_candidate next = *c;
+            next.n_ffn_streamed = middle + k * step;
+            if (next.n_ffn_streamed > 0 && next.n_ffn_streamed <= left) {
+                sl_search_keep_better(s, &next, c, &found);
+            }
+        }
+    }
+}
+
 /* The candidate with everything on the CPU. */
 struct sl_candidate sl_search_host_candidate(struct sl_search *s, int32_t tier)
 {

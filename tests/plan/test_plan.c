@@ -410,6 +410,71 @@ static void test_random_plans(void **state)
     assert_true(n_feasible > 1000);
 }
 
+/* Draws ways of every tier within the map of plans; returns how many. */
+static int draw_ways(const struct sl_model *model, const char *name, enum machine machine,
+                     int32_t n_draws)
+{
+    int n_drawn = 0;
+    struct sluice_error err;
+    struct sl_profile profile;
+    uint64_t random = 88172645463325252u;
+    make_profile(machine, &profile);
+    const uint64_t whole = whole_budget(model, &profile, 64);
+    for (uint64_t k = 1; k <= 8; k++) {
+        const struct sl_plan_options o = plan_options(whole * k / 8, SL_STRATEGY_AUTO, 64);
+        struct sl_plan *plan = NULL;
+        assert_ok(sl_plan_create(&plan, model, &profile, &o, &err), err);
+        for (int32_t i = 0; plan->arena_bytes > 0 && i < n_draws * plan->n_tiers; i++) {
+            const int32_t t = i % plan->n_tiers;
+            const struct sl_replan replan = {.tier = t, .depth = o.n_ctx / 2, .random = &random};
+            struct sl_tier_plan drawn;
+            if (sl_plan_tier_anew(&drawn, plan, model, &profile, &replan, NULL) ==
+                SLUICE_STATUS_OK) {
+                const double ratio = plan->tiers[t].predicted.pass_ns / drawn.predicted.pass_ns;
+                if (ratio > 1.005) {
+                    fail_msg("%s, machine %d, budget %llu/8, passes of %d: a way at random is %.3f "
+                             "times as fast",
+                             name, machine, (unsigned long long)k, drawn.n_tokens, ratio);
+                }
+                n_drawn++;
+            }
+            sl_tier_plan_finish(&drawn);
+        }
+        sl_plan_destroy(&plan);
+    }
+    return n_drawn;
+}
+
+/* Within the map of a plan no tier has a clearly faster way, mixtures included. In a model of many
+ * layers not either, where cuts are tried in a space that is coarse. */
+static void test_random_ways(void **state)
+{
+    (void)state;
+    int n_drawn = 0;
+    struct sluice_error err;
+    struct sl_model *deeper = NULL;
+    char path[512];
+    struct sl_synth_options o = {.seed = 2};
+    assert_true(sl_synth_shape_base("llama", &o.shape));
+    assert_true(sl_synth_mix_from_name("Q8_0", &o.mix));
+    o.shape.n_layers = 40;
+    o.shape.n_embd = 256;
+    o.shape.n_ff = 1024;
+    snprintf(path, sizeof path, "%s/test_plan_%ld_deeper.gguf", SLUICE_BINARY_DIR, (long)getpid());
+    assert_ok(sl_synth_write(&o, path, &err), err);
+    assert_ok(sl_model_open(&deeper, path, 0, &err), err);
+    unlink(path);
+    for (int machine = 0; machine < N_MACHINES; machine++) {
+        for (size_t m = 0; m < N_MODELS; m++) {
+            n_drawn += draw_ways(models[m], model_names[m], (enum machine)machine, 10);
+        }
+    }
+    n_drawn += draw_ways(deeper, "40 layers", MACHINE_SLOW_LINK, 300);
+    sl_model_close(&deeper);
+    print_message("%d ways\n", n_drawn);
+    assert_true(n_drawn > 1000);
+}
+
 static void test_smallest_budget(void **state)
 {
     (void)state;
@@ -754,12 +819,19 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budgets),       cmocka_unit_test(test_strategies),
-        cmocka_unit_test(test_random_plans),  cmocka_unit_test(test_smallest_budget),
-        cmocka_unit_test(test_smallest_auto), cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_cpu_only),      cmocka_unit_test(test_predictions),
-        cmocka_unit_test(test_depth),         cmocka_unit_test(test_factors_and_depth),
-        cmocka_unit_test(test_options),       cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_budgets),
+        cmocka_unit_test(test_strategies),
+        cmocka_unit_test(test_random_plans),
+        cmocka_unit_test(test_random_ways),
+        cmocka_unit_test(test_smallest_budget),
+        cmocka_unit_test(test_smallest_auto),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_cpu_only),
+        cmocka_unit_test(test_predictions),
+        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_factors_and_depth),
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_memory),
         cmocka_unit_test(test_limit),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
