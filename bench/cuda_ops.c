@@ -7,8 +7,7 @@
  *
  *   experts    128 experts, 8 for a token, width 2048, 768 wide each, routed evenly at random
  *   router     of the same mixture
- *   attention  32 heads of 128, 8 KV heads: a pass of 1024 tokens that ends at a depth, and one
- * token there
+ *   attention  32 heads of 128, 8 KV heads: 1024 tokens that end at a depth, and one token there
  *
  * TFLOP/s counts what is asked for, not what tiles round up to; GB/s what has to be read once: the
  * weights of the experts that are used, the cache. Short passes read other experts or another cache

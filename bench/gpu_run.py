@@ -228,7 +228,7 @@ class Session:
             before = len(self.rows)
             self.bench(self.model(shape, kind), 120, 1, vram=budgets, n_prompt=str(n_prompt),
                        n_gen="0" if n_prompt else "8", ctx_size="1216", random_plans=str(n_plans))
-            for row in self.rows[before:]:
+            for row in (r for r in self.rows[before:] if "chosen_ms" in r):
                 row.update(metric="random_plans", of=row["metric"], unit="times the chosen plan's pass",
                            value=row["random_best_ms"] / row["chosen_ms"])
 

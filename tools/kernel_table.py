@@ -27,7 +27,7 @@ INTRO = """# Kernels on the GPU
 Written by `tools/kernel_table.py` from the newest files in `bench/results/kernels`; do not edit. Why some are where
 they are, and what was tried: [attempts.md](attempts.md).
 
-# Matrix products
+## Matrix products
 
 Packing of the activations is counted in.
 
@@ -40,20 +40,20 @@ def table(header, lines):
     return results_table.table(header, ["---"] + ["---:"] * (len(header) - 1), lines)
 
 
+def ratio(value, limit):
+    return f"{value:.0f} ({100 * value / limit:.0f} %)"
+
+
 def share(row, name, limit):
-    return f"{row[name]:.0f} ({100 * row[name] / limit:.0f} %)" if row else ""
+    return ratio(row[name], limit) if row else ""
 
 
 OPERATORS = """
-# Other operators
+## Other operators
 
 {machine}, {date}, commit {commit}: `{command}`, against the same limits. Heads of 128, 32 of them to 8 KV heads; 128
 experts of 2048 x 768, 8 for a token.
 """
-
-
-def ratio(value, limit):
-    return f"{value:.0f} ({100 * value / limit:.0f} %)"
 
 
 def operators(data, copy_rate):
@@ -68,23 +68,23 @@ def operators(data, copy_rate):
         return [kind] + [cell(found[d]) if d in found else "" for d in depths]
 
     kinds = list(dict.fromkeys(r["type"] for r in attention))
-    text += "\n## Attention of one token: GB/s of the cache, by depth\n\n" + table(
+    text += "\n### Attention of one token: GB/s of the cache, by depth\n\n" + table(
         ["cache"] + [str(d) for d in depths],
         [line(kind, passes[0], lambda r: ratio(r["gb_per_s"], copy_rate)) for kind in kinds])
-    text += f"\n## Attention of {passes[-1]} tokens: TFLOP/s, by the depth where they end\n\n" + table(
+    text += f"\n### Attention of {passes[-1]} tokens: TFLOP/s, by the depth where they end\n\n" + table(
         ["cache"] + [str(d) for d in depths],
         [line(kind, passes[-1], lambda r: ratio(r["tflop_per_s"], tensor)) for kind in kinds])
     experts = [r for r in rows if r["op"] == "experts"]
     kinds = list(dict.fromkeys(r["type"] for r in experts))
     found = {(r["type"], r["tokens"]): r for r in experts}
-    text += ("\n## Experts: us; up to 64 tokens GB/s of those that are used, beyond TFLOP/s\n\n" + table(
+    text += ("\n### Experts: us; up to 64 tokens GB/s of those that are used, beyond TFLOP/s\n\n" + table(
         ["tokens"] + kinds,
         [[str(n)] + [f"{r['us']:.0f}; " + (ratio(r["gb_per_s"], copy_rate) if n <= 64
                                            else ratio(r["tflop_per_s"], tensor))
                      for r in (found[kind, n] for kind in kinds)]
          for n in sorted({r["tokens"] for r in experts})]))
     routers = [r for r in rows if r["op"] == "router"]
-    return text + "\n## Router in float: us\n\n" + table(
+    return text + "\n### Router in float: us\n\n" + table(
         ["tokens"] + [str(r["tokens"]) for r in routers],
         [["us"] + [f"{r['us']:.1f}" for r in routers]])
 
@@ -95,17 +95,17 @@ def page(data, others):
     shapes = list(dict.fromkeys((r["rows"], r["cols"]) for r in data["rows"]))
     names = [f"{rows} x {cols}" for rows, cols in shapes]
     text = INTRO.format(**data)
-    text += "\n## One token: GB/s of weights, and of the copy's rate\n\n" + table(
+    text += "\n### One token: GB/s of weights, and of the copy's rate\n\n" + table(
         ["type"] + names,
         [[t] + [share(found.get((t, *shape, 1)), "gb_per_s", data["copy_gb_per_s"])
                 for shape in shapes] for t in types])
     for tokens in MANY:
-        text += f"\n## {tokens} tokens: TFLOP/s, and of the tensor cores' rate\n\n" + table(
+        text += f"\n### {tokens} tokens: TFLOP/s, and of the tensor cores' rate\n\n" + table(
             ["type"] + names,
             [[t] + [share(found.get((t, *shape, tokens)), "tflop_per_s", data["tensor_tflop_per_s"])
                     for shape in shapes] for t in types])
     shape = shapes[0]
-    text += f"\n## From 1 to 64 tokens: us, {names[0]}\n\n" + table(
+    text += f"\n### From 1 to 64 tokens: us, {names[0]}\n\n" + table(
         ["type"] + [str(n) for n in FEW],
         [[t] + [f"{found[(t, *shape, n)]['us']:.1f}" if (t, *shape, n) in found else ""
                 for n in FEW] for t in types])

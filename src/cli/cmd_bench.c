@@ -307,8 +307,11 @@ static enum sluice_status run_budget(struct bench *b, const char *text, int32_t 
     for (int d = 0; d < b->depths.n; d++) {
         SL_TRY(run_depth(b, b->depths.v[d], mib, err));
     }
+    if (b->n_random_plans == 0) {
+        return SLUICE_STATUS_OK;
+    }
     sl_context_freeze(b->e.ctx); /* nothing is learned from plans that nobody chose */
-    for (int i = first; i < b->n_rows && b->n_random_plans > 0; i++) {
+    for (int i = first; i < b->n_rows; i++) {
         SL_TRY(run_other_plans(b, &b->rows[i], err));
     }
     return SLUICE_STATUS_OK;
