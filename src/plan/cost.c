@@ -248,11 +248,26 @@ struct sl_mixture_cost sl_cost_mixture(const struct sl_search *s, const struct s
     };
 }
 
-/* The driver's time to queue copies of experts, of those outside VRAM: neighbours go in one, and
- * slots lie anywhere between them. */
+/* Copies of experts of one matrix, of those outside VRAM: neighbours go in one, and slots lie
+ * anywhere between them. */
+static double n_expert_copies(double n_copied, double outside)
+{
+    return n_copied * (1 - outside) + 1;
+}
+
+/* The driver's time to queue them. */
 static double experts_issue_ns(const struct sl_search *s, double n_copied, double outside)
 {
-    return copies_issue_ns(s, SL_N_FFN_WEIGHTS * (n_copied * (1 - outside) + 1));
+    return copies_issue_ns(s, SL_N_FFN_WEIGHTS * n_expert_copies(n_copied, outside));
+}
+
+/* The copy engine's pauses between them: what a copy of some size takes beside its bytes. */
+static double experts_pauses_ns(const struct sl_search *s, double n_copied, double outside)
+{
+    const size_t large = sl_copy_sizes[SL_N_COPY_SIZES - 1], piece = large / 16;
+    const double pause_ns = sl_profile_copy_ns(s->profile, piece) -
+                            sl_profile_copy_ns(s->profile, large) * (double)piece / (double)large;
+    return fmax(pause_ns, 0) * SL_N_FFN_WEIGHTS * (n_expert_copies(n_copied, outside) - 1);
 }
 
 /* A part of the experts comes through the ring, used or not; the CPU has the rest, and both draw on
@@ -263,7 +278,8 @@ static void feed_cost(const struct sl_search *s, const struct sl_candidate *c,
     const double outside = 1 - (double)c->n_slots / s->n_experts, hit = sl_cost_hit(s, c);
     const double copied = fmin((double)c->n_fed / s->model->hp.n_experts, outside);
     const double fed = outside > 0 ? (1 - hit) * copied / outside : 0;
-    cost->copy_ns = (cost->copy_ns - m->base_copy_ns) * copied;
+    cost->copy_ns =
+        (cost->copy_ns - m->base_copy_ns) * copied + experts_pauses_ns(s, c->n_fed, outside);
     cost->copy_issue_ns = experts_issue_ns(s, c->n_fed, outside);
     cost->route_ns = m->route_ns;
     cost->own_ns = m->fixed_ns + m->experts_ns * (hit + fed);
@@ -286,8 +302,10 @@ static void share_cost(const struct sl_search *s, const struct sl_candidate *c,
         return;
     }
     const double outside = 1 - (double)c->n_slots / s->n_experts;
+    const double n_outside = outside * s->model->hp.n_experts;
     cost->copy_ns -= (cost->copy_ns - m->base_copy_ns) * (1 - outside);
-    cost->copy_issue_ns = experts_issue_ns(s, outside * s->model->hp.n_experts, outside);
+    cost->copy_ns += experts_pauses_ns(s, n_outside, outside);
+    cost->copy_issue_ns = experts_issue_ns(s, n_outside, outside);
     if (c->share == SL_SHARE_HOST) {
         return;
     }
