@@ -19,6 +19,7 @@
 /* Kept free of the card under --vram auto, for the desktop and what is opened later. */
 #define AUTO_MARGIN_BYTES (UINT64_C(512) << 20)
 #define DEFAULT_OUTPUTS 1
+#define CALIBRATION_LOAD_NS 50e6 /* enough for a GPU to reach the limit of its power */
 /* What an earlier run saw of the GPU (cache folder): name, total, free and context bytes. */
 #define DESCRIPTION_FILE "gpu.txt"
 #define DESCRIPTION_FORMAT "sluice-gpu 1\n%s\n%llu %llu %llu\n"
@@ -227,8 +228,10 @@ static enum sluice_status set_budget(struct sl_engine *e, const struct sl_option
 
 static struct sl_calibrate_options calibrate_options(const struct sl_engine *e)
 {
-    return (struct sl_calibrate_options){
-        .device = e->device, .pool = e->pool, .budget_bytes = e->budget_bytes};
+    return (struct sl_calibrate_options){.load_ns = CALIBRATION_LOAD_NS,
+                                         .device = e->device,
+                                         .pool = e->pool,
+                                         .budget_bytes = e->budget_bytes};
 }
 
 /* Kept for GPUs alone; what is not kept costs speed at the next start, no more. */

@@ -31,7 +31,8 @@
 #define GOOD_ENOUGH 0.02 /* off by less, figures stay */
 #define LEAST_PART 0.25  /* of a pass that the CPU is busy, for its figures to be corrected */
 #define DECISIVE 0.85    /* of a pass that an engine is busy which alone decides */
-#define NEAR 1.1         /* beside the depth that models are timed at, for factors to be at fault */
+#define BUSIER 1.5 /* than the CPU, which draws on the same memory, for the link to be blamed */
+#define NEAR 1.1   /* beside the depth that models are timed at, for factors to be at fault */
 #define LEAST_FACTOR 0.05
 #define MOST_FACTOR 200.0
 
@@ -140,7 +141,7 @@ static void correct_others(struct sl_context *ctx, int32_t tier, const struct sl
             return;
         }
         if (now.copy_busy_ns > DECISIVE * now.pass_ns &&
-            now.cpu_busy_ns < LEAST_PART * now.pass_ns) {
+            now.copy_busy_ns > BUSIER * now.cpu_busy_ns) {
             scale(&p->copy_factor, ratio, weight);
         } else if (now.gpu_busy_ns > DECISIVE * now.pass_ns && now.cpu_busy_ns == 0 &&
                    now.copy_busy_ns == 0 && !reads_system_memory(ctx, tier) &&

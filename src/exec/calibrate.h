@@ -19,6 +19,9 @@ struct sl_calibrate_options {
     struct sl_pool *pool;                 /* borrowed; NULL: the caller's thread alone */
     const struct sl_cpu_kernels *kernels; /* NULL: the best of this machine */
     uint64_t budget_bytes;                /* of VRAM: what does not fit is not measured */
+    /* How long the device works before each of the long passes is timed, whose speed is that of a
+     * device that is warm; 0: not at all. */
+    double load_ns;
 };
 
 /* Measure now. Tiers that were not measured take the figures of the last one that was. */

@@ -16,7 +16,6 @@
 #define ROW 8               /* shards in a row */
 #define MOST_ROW_TOKENS 64  /* longer passes are timed by one shard */
 #define MOST_PART_TOKENS 64 /* a mixture's parts in longer passes go as the whole */
-#define LOAD_NS 50e6        /* under load before they are timed */
 #define IMAGE_BYTES (128 * MIB)
 #define FLUSH_BYTES (64 * MIB)
 
@@ -166,7 +165,7 @@ static enum sluice_status time_row(struct device *d, bool shared, int32_t share,
     }
     SL_TRY(upload(d, c->bind.hidden, c->noise,
                   (size_t)(length * n) * c->model->hp.n_embd * sizeof(float)));
-    d->timer.load_ns = length == 1 ? LOAD_NS : 0;
+    d->timer.load_ns = length == 1 ? c->o->load_ns : 0;
     SL_TRY(sl_timer_list(&d->timer, d->ops, n_ops, d->scratch,
                          n <= sl_tier_tokens[SL_N_GRAPH_TIERS - 1], out, c->err));
     *out /= length;

@@ -418,7 +418,7 @@ static void search_fed(struct sl_search *s, struct sl_candidate c, const struct 
     c.uses_device = true;
     c.share = 0;
     if (s->random) {
-        if (fill_fed(s, &c, b, multiple, 1 + draw_below(s, n - 1), head_streamed)) {
+        if (n > 1 && fill_fed(s, &c, b, multiple, 1 + draw_below(s, n - 1), head_streamed)) {
             sl_search_keep_better(s, &c, best, found);
         }
         return;

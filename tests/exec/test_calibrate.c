@@ -59,7 +59,7 @@ static void test_run(void **state)
         assert_ok(sl_device_sim_create(&dev, NULL, &err), err);
         sl_profile_typical(&p, SL_DEVICE_SIM, 1);
         const double before = decode_ns(model, &p);
-        struct sl_calibrate_options o = {.device = dev, .budget_bytes = 900u << 20};
+        struct sl_calibrate_options o = {.device = dev, .budget_bytes = 900u << 20, .load_ns = 1e5};
         assert_ok(sl_calibrate_run(&p, model, &o, &err), err);
         check_factors(&p, SL_UNIT_CPU, true);
         check_factors(&p, SL_UNIT_GPU, true);
