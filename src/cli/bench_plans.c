@@ -22,7 +22,8 @@ static enum sluice_status measure(const struct sl_bench_passes *p, double enough
 {
     double ns[RUNS];
     uint64_t once = 0;
-    for (int i = 0; i < (p->recorded ? UNTIL_RECORDED : UPLOADS); i++) {
+    const int n_ahead = p->tier < SL_N_GRAPH_TIERS ? UNTIL_RECORDED : UPLOADS;
+    for (int i = 0; i < n_ahead; i++) {
         SL_TRY(p->run(p->user, &once, err));
         if (i > 0 && (double)once > enough) {
             *out = (double)once;

@@ -12,7 +12,6 @@ struct sl_bench_passes {
     struct sl_context *ctx; /* frozen */
     const struct sl_model *model;
     int32_t tier, depth;
-    bool recorded; /* the passes are short enough to be replayed, after some */
     /* Runs a pass of the tier from the cache of `depth` tokens. */
     enum sluice_status (*run)(void *user, uint64_t *ns, struct sluice_error *err);
     void *user;

@@ -228,9 +228,8 @@ struct pass_of_row {
 static enum sluice_status run_pass(void *user, uint64_t *ns, struct sluice_error *err)
 {
     const struct pass_of_row *const p = user;
-    const bool prompt = p->row->metric == METRIC_PREFILL;
-    SL_TRY(time_once(p->b, p->row->metric, prompt ? p->row->n_prompt : 1, p->row->depth, ns, err));
-    return SLUICE_STATUS_OK;
+    const int32_t n = p->row->metric == METRIC_PREFILL ? p->row->n_prompt : 1;
+    return time_once(p->b, p->row->metric, n, p->row->depth, ns, err);
 }
 
 /* Other plans for the passes of a row. A prompt of several passes is left out. */
@@ -238,18 +237,15 @@ static enum sluice_status run_other_plans(struct bench *b, struct row *row,
                                           struct sluice_error *err)
 {
     const struct sl_plan *const plan = sl_context_plan(b->e.ctx);
-    const bool prompt = row->metric == METRIC_PREFILL;
-    const int32_t n = prompt ? row->n_prompt : b->n_seqs;
+    const int32_t n = row->metric == METRIC_PREFILL ? row->n_prompt : b->n_seqs;
     if (n > plan->n_ubatch) {
         return SLUICE_STATUS_OK;
     }
     struct pass_of_row pass = {b, row};
-    const int32_t tier = sl_plan_tier(plan, n);
     const struct sl_bench_passes passes = {.ctx = b->e.ctx,
                                            .model = b->e.model,
-                                           .tier = tier,
+                                           .tier = sl_plan_tier(plan, n),
                                            .depth = row->depth,
-                                           .recorded = tier < SL_N_GRAPH_TIERS,
                                            .run = run_pass,
                                            .user = &pass};
     SL_TRY(eval_depth(b, row->depth, err));

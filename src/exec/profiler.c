@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/random.h"
 #include "exec/profiler_internal.h"
 
 #define MIB (1u << 20)
@@ -57,10 +58,7 @@ static void fill_pattern(void *arg, int thread, int n_threads)
     uint64_t state = 0x9e3779b97f4a7c15u * (uint64_t)(thread + 1);
     uint64_t *const out = (uint64_t *)b->buffer;
     for (size_t i = from; i < to; i++) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        out[i] = (state & 0x0f0f0f0f0f0f0f0fu) + 0x2828282828282828u;
+        out[i] = (sl_random_next(&state) & 0x0f0f0f0f0f0f0f0fu) + 0x2828282828282828u;
     }
 }
 

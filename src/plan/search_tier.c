@@ -12,6 +12,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/random.h"
+
 #define FFN_GRID 12
 #define MIXTURE_GRID 4 /* their slots vary what is streamed already */
 #define SPLIT_GRID 6   /* so do cuts */
@@ -230,12 +232,7 @@ static bool is_unlike(const struct sl_search *s, const struct sl_candidate *c)
 /* A number below n, at least 1. */
 static int32_t draw_below(struct sl_search *s, int32_t n)
 {
-    uint64_t state = *s->random;
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    *s->random = state;
-    return (int32_t)((state >> 33) % (uint64_t)n);
+    return (int32_t)((sl_random_next(s->random) >> 33) % (uint64_t)n);
 }
 
 void sl_search_keep_better(struct sl_search *s, struct sl_candidate *c, struct sl_candidate *best,

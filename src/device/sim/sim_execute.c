@@ -8,21 +8,13 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/random.h"
 #include "cpu/cpu.h"
 #include "device/sim/sim_internal.h"
 
 #define POISON 0xff
 /* How much slower a copy is that goes through the staging ring. */
 #define STAGED_SLOWDOWN 2.0
-
-/* xorshift: good enough for delays. */
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
 
 static struct sl_sim_options options_now(struct sl_sim_device *sim)
 {
@@ -147,7 +139,7 @@ static enum sluice_status execute(struct sl_stream *stream, const struct sl_sim_
     }
     const struct sl_sim_options options = options_now(sim);
     if (options.max_random_delay_ns > 0) {
-        sl_clock_sleep_ns(next_random(&stream->random) % options.max_random_delay_ns);
+        sl_clock_sleep_ns(sl_random_next(&stream->random) % options.max_random_delay_ns);
     }
     SL_CHECK(!item->fails, DEVICE, err, "simulated fault: queued %s failed",
              item->kind == SL_SIM_ITEM_RUN ? "op list" : "copy");
